@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -26,20 +25,16 @@ from polyclinic.client.checks import (
     standardiser,
 )
 from polyclinic.client.home.hospital import (
-    Hospital,
     filled_rows,
     open_held_out,
     open_ledgers,
-    own_hospital,
     own_imputer,
 )
-from polyclinic.client.home.policy import HospitalFile
 from polyclinic.client.home.releases import Reply, read_release
 from polyclinic.client.home.state import read_state
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.shard import Rows
-from polyclinic.ehr.sources.columns import ColumnMapping
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.privacy.accounting import epsilon, event_from_json
@@ -49,8 +44,6 @@ from polyclinic.programs import program_of
 from polyclinic.releases.errors import question_of
 from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
-from polyclinic.runs.folder import Run
-from polyclinic.runs.predicting import check_predicts
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
@@ -58,7 +51,6 @@ from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 if TYPE_CHECKING:
-    from polyclinic.evaluation.assessment import Predictions
     from polyclinic.evaluation.judges import Judge
     from polyclinic.objectives.objective import Objective
 
@@ -275,70 +267,6 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})
     return content
-
-
-def own_mapping(path: Path, run: Run) -> ColumnMapping:
-    """By which a hospital's own columns become those of the run's schema.
-
-    Raises ConfigError for a file of the hospital that is wrong.
-    """
-    described = HospitalFile.read(path)
-    return ColumnMapping.read(path.parent / described.mapping, run.schema()) if described.mapping else ColumnMapping()
-
-
-def own_training_rows(path: Path, run: Run) -> Rows:
-    """The rows of a hospital's own patients that a run could train on, for the hospital's own eyes.
-
-    Raises ConfigError for a run under another schema.
-    """
-    hospital = own_hospital(path, run.config())
-    _check_schema(path, hospital, run)
-    return hospital.shard().train
-
-
-def _check_schema(path: Path, hospital: Hospital, run: Run) -> None:
-    if run.schema().digest() != hospital.schema.digest():
-        raise ConfigError(
-            f"{run.path} is a run under another schema than that of {path}, so its model cannot score these rows."
-        )
-
-
-def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predictions]:
-    """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
-
-    For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
-    schema.toml and model.safetensors. groups: a feature column whose group is told of each row; empty for none.
-
-    Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
-    run under another schema or without a classifier.
-    """
-    from polyclinic.evaluation.assessment import Predictions
-
-    config = run.config()
-    hospital = own_hospital(path, config)
-    check_names(hospital, config)
-    check_predicts(run)
-    _check_schema(path, hospital, run)
-    program, arrays = program_of(config), run.arrays()
-    check_size(hospital, arrays)
-    check_model_size(hospital, config)
-    check_numbers(hospital, arrays)
-    if config.strategy in hospital.policy.allowed_strategies and program.evaluates_own:
-        own = own_arrays(read_state(hospital.home, run.name, config.rounds + 1))
-        if not own:
-            raise ConfigError(
-                f"With the strategy {config.strategy!r} a hospital evaluates arrays of its own, and it has none of a run named "
-                f"{run.name!r}; the folder must have the run's name."
-            )
-        arrays |= own
-    rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
-    if not len(rows.y):
-        raise ConfigError(
-            f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."
-        )
-    (scores,) = program.scores(hospital.schema, arrays, [rows])
-    group = group_numbers(hospital.shard().test.x, hospital.schema, groups) if groups else None
-    return hospital.site, Predictions(rows.y, scores, rows.patient, group)
 
 
 def _check(call: Call[EvaluateRequest]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from datetime import date, timedelta
 
 import numpy as np
 import pandas as pd
@@ -111,13 +110,3 @@ def whole_years(begin: pd.Series, end: pd.Series) -> pd.Series:
     first, last = begin.dt, end.dt
     before = (last.month < first.month) | ((last.month == first.month) & (last.day < first.day))
     return (last.year - first.year - before).astype(np.float64)
-
-
-def shifted_date(cell: str, days: int) -> str:
-    """The ISO date at the start of the cell moved; what follows it, such as the time of day, stays.
-
-    Raises ValueError where there is none, OverflowError where the calendar ends.
-    """
-    if not ISO_DATE.match(cell):
-        raise ValueError("no date such as 2024-05-17")
-    return f"{(date.fromisoformat(cell[:10]) + timedelta(days)).isoformat()}{cell[10:]}"

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from polyclinic.client.evaluation import own_mapping
+from polyclinic.client.own_eyes import own_mapping
 from polyclinic.config import RunConfig
 from polyclinic.evaluation.figures.results import draw_figure
 from polyclinic.evaluation.formats import mark_withheld, metric

@@ -130,7 +130,7 @@ def _usual_values(counts: Floats, patients: float, noise: float) -> tuple[float,
     whole, error = float(far @ counts) / patients, noise * float(np.linalg.norm(far)) / patients
     fullest = int(np.argmax(counts))
     beside = counts[max(fullest - 1, 0) : fullest + 2].sum() - counts[fullest]
-    if counts[fullest] > _ONE_VALUE * patients and beside < _SPREADS * patients:
+    if counts[fullest] > _ONE_VALUE * patients and beside - _SURE * math.sqrt(2) * noise < _SPREADS * patients:
         # Perhaps one value, as of those who have none of something: the others say how far values are apart.
         whole = min(max(whole, 0.0) + error, USUAL[1] ** 2)
     else:

@@ -56,8 +56,8 @@ assert not verify("shared noise.csv")["intact"]
 """,
     "what_does_epsilon_buy": """
 mean = lost.mean(axis=1)
-assert mean.is_monotonic_increasing and mean[0.3] < -0.1, mean
-assert mean[1.0] < alone.min() and alone.min() < mean[3.0], "from ε = 3 on the federation is level with each hospital alone"
+assert mean[0.3] < -0.1 < mean[1.0] < mean[3.0:].min() and mean[3.0:].max() - mean[3.0:].min() < 0.01, mean
+assert mean[1.0] < alone.min() < mean[3.0:].min(), "from ε = 3 on the federation is level with each hospital alone"
 auc = found.set_index(["attack", "model"])
 assert auc.loc[("LiRA", "no privacy"), "low"] > 0.6
 assert auc.loc[("LiRA", "ε = 1"), "low"] < 0.5 < auc.loc[("LiRA", "ε = 1"), "high"]

@@ -11,7 +11,6 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.deployment.environment import flower_settings, with_settings
-from polyclinic.ehr.schema import Column, Schema
 from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 from tests.objectives import cohorts
@@ -182,11 +180,11 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
 )
 def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objective: str, tmp_path: Path) -> None:
     """All steps are the same but for noise, which a real hospital draws from the operating system; here it is next to none."""
-    table, files = cohorts.records(kind, 300), []
-    for name, part in (("north", table[:180]), ("south", table[180:])):
+    files = []
+    for name, part in cohorts.two_hospitals(kind).load().groupby("site"):
         folder = tmp_path / name
         folder.mkdir()
-        part.to_csv(folder / "records.csv", index=False)
+        part.drop(columns="site").to_csv(folder / "records.csv", index=False)
         cohorts.schema(kind).to_toml(folder / "schema.toml")
         files.append(folder / "hospital.toml")
         files[-1].write_text(
@@ -198,17 +196,11 @@ def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objectiv
         tmp_path, files, "rounds=3 training.local-steps=2 seed=5 "
         + " ".join(f"privacy.{key.replace('_', '-')}={value}" for key, value in privacy.items()),
     )  # fmt: skip
-    # The same records, with the same patients held out: a simulation of hospital files tells apart ids of two hospitals.
-    schema, names = cohorts.schema(kind), ("north", "south")
-    site = Column(name="site", kind="categorical", role="site")
-    here = replace(
-        cohorts.cohort(kind), schema=Schema(name=schema.name, columns=(*schema.columns, site)), natural_sites=names,
-        default_partitioner="natural", patients=300, rows=300,
-        load=lambda: table.assign(site=np.where(np.arange(300) < 180, *names)),
-    )  # fmt: skip
-    ours = Federation.from_dataset(here, out=str(tmp_path / "here")).run(
-        rounds=3, training={"local_steps": 2}, privacy=privacy, seed=5, pictures=False
+    # The same patients are held out: a simulation of hospital files would tell apart equal ids of two hospitals.
+    here = Federation.from_dataset(
+        "tests.objectives.cohorts:two_hospitals", dataset_options={"kind": kind}, out=str(tmp_path / "here")
     )
+    ours = here.run(rounds=3, training={"local_steps": 2}, privacy=privacy, seed=5, pictures=False)
     assert theirs.summary["objective"] == ours.summary["objective"] and ours.summary["objective"]["name"] == objective
     assert theirs.summary["model"] == ours.summary["model"] and not theirs.summary["simulation"]
     for name, value in ours.arrays.items():

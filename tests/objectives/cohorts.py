@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 
 _FEATURES = [{"name": f"x{i}", "kind": "continuous", "bounds": [-3, 3], "clip": True} for i in range(3)]
 LABELS: dict[str, list[dict[str, Any]]] = {
@@ -58,6 +59,16 @@ def cohort(kind: str) -> Dataset:
     return Dataset(
         name=kind, title=kind, description="made up", schema=schema(kind), licence="none", citation="none", patients=400,
         rows=400, default_sites=2, default_partitioner="iid", load=partial(records, kind), available=lambda: True,
+    )  # fmt: skip
+
+
+def two_hospitals(kind: str) -> Dataset:
+    """300 patients who were treated at north and at south."""
+    made, names = schema(kind), ("north", "south")
+    of_hospital = Schema(name=kind, columns=(*made.columns, Column(name="site", kind="categorical", role="site")))
+    return replace(
+        cohort(kind), schema=of_hospital, natural_sites=names, default_partitioner="natural", patients=300, rows=300,
+        load=lambda: records(kind, 300).assign(site=np.where(np.arange(300) < 180, *names)),
     )  # fmt: skip
 
 

@@ -130,6 +130,10 @@ def test_a_column_that_most_have_none_of_is_scaled_by_the_others():
     x[:1000, 0] = generator(3, "some").uniform(0.0, 1.0, 1000)
     for multiplier in (0.0, 10.0):
         assert 0.4 < _scale(x, multiplier)[1][0] < 1.0
+    few = x[500:3000]
+    assert all(_scale(few, 120.0, turn)[1][0] > 0.2 for turn in range(40)), (
+        "noise in the bins beside it tells no spread"
+    )
 
 
 def test_missing_cells_do_not_move_the_scale():

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from polyclinic import Federation
 from polyclinic.cli import app
-from polyclinic.client.evaluation import own_training_rows
+from polyclinic.client.own_eyes import own_training_rows
 from polyclinic.ehr.datasets import builtin
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError, DataError

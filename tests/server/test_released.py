@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from polyclinic.cli import app
 from polyclinic.cli.runs.live import result_table
-from polyclinic.client.evaluation import own_predictions
+from polyclinic.client.own_eyes import own_predictions
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.metrics import classification_metrics
@@ -75,7 +75,7 @@ def test_under_the_strict_policy_nothing_says_that_metrics_left_or_are_undefined
     assert "| north | not released |" in card and "AUROC" not in card and not re.search(r"\b(200|150|50)\b", card)
     assert not list(result.path.glob("plots/rounds.*")) and not list(result.path.glob("plots/loss.*"))
     rounds = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
-    assert rounds[0].startswith("Round 1 of 2: metrics not released, epsilon spent") and len(rounds) == 2
+    assert rounds[0].startswith("Round 1 of 2: metrics not released, ε spent") and len(rounds) == 2
     assert {site["released"] for site in result.summary["metrics"]["sites"].values()} == {False}
     assert result.rounds[["auroc", "loss"]].isna().all(axis=None)
 
@@ -152,7 +152,7 @@ def test_metrics_without_predictions_give_a_mean_and_nothing_pooled(
     assert metrics["pooled"]["released"] is False and metrics["macro"]["released"] is True
     assert "AUROC, pooled not released" in report and "numbers of patients not released" in report
     said = [entry.getMessage() for entry in caplog.records if entry.getMessage().startswith("Round ")]
-    assert all(", the mean over hospitals, epsilon" in line for line in said)
+    assert all(", the mean over hospitals, ε" in line for line in said)
 
 
 def test_a_round_without_an_evaluation_has_no_undefined_metrics(
@@ -160,7 +160,7 @@ def test_a_round_without_an_evaluation_has_no_undefined_metrics(
 ) -> None:
     caplog.set_level("INFO")
     run(hospitals, (METRICS, METRICS, METRICS), **{"evaluation.every": 2})
-    assert any(entry.getMessage().startswith("Round 1 of 2: not evaluated, epsilon") for entry in caplog.records)
+    assert any(entry.getMessage().startswith("Round 1 of 2: not evaluated, ε") for entry in caplog.records)
 
 
 def test_a_page_of_several_runs_says_of_which_no_predictions_left(hospitals: Path, tmp_path: Path) -> None:

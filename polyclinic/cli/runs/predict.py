@@ -62,7 +62,7 @@ def _mapping(hospital: Path | None, run: Run) -> ColumnMapping | None:
     if hospital is None:
         return None
     with loading():
-        from polyclinic.client.evaluation import own_mapping
+        from polyclinic.client.own_eyes import own_mapping
 
     return own_mapping(hospital, run)
 
@@ -118,7 +118,7 @@ def evaluate(
     if records is None:
         assert hospital is not None
         with loading():
-            from polyclinic.client.evaluation import own_predictions
+            from polyclinic.client.own_eyes import own_predictions
 
         site, rows = own_predictions(hospital, opened, groups)
     else:
@@ -190,7 +190,7 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
 def _training_rows(run: Run, hospital: Path | None) -> list[Rows]:
     """The rows that hospitals trained on. Raises PolyclinicError where they are not at hand."""
     if hospital is not None and not run.summary().simulation:
-        from polyclinic.client.evaluation import own_training_rows
+        from polyclinic.client.own_eyes import own_training_rows
 
         return [own_training_rows(hospital, run)]
     return [

@@ -13,6 +13,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,7 +24,7 @@ from pydantic import Field, SerializeAsAny
 from polyclinic.ehr.anonymity.hierarchies import KINDS as HIERARCHIES
 from polyclinic.ehr.anonymity.hierarchies import MOST_INTERVALS, Finite, Hierarchy, Intervals, coarser_column
 from polyclinic.ehr.checks import code_sets, codes, numbers, texts
-from polyclinic.ehr.dates import shifted_date
+from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
@@ -280,3 +281,13 @@ def shift_days(patient: str, key: bytes, most: int) -> int:
     """Days from -most to most by which a patient's dates move: the same for one patient and key. HMAC-SHA-256."""
     word = int.from_bytes(hmac.new(key, patient.encode(), hashlib.sha256).digest()[:16], "big")
     return word % (2 * most + 1) - most
+
+
+def shifted_date(cell: str, days: int) -> str:
+    """The ISO date at the start of the cell moved; what follows it, such as the time of day, stays.
+
+    Raises ValueError where there is none, OverflowError where the calendar ends.
+    """
+    if not ISO_DATE.match(cell):
+        raise ValueError("no date such as 2024-05-17")
+    return f"{(date.fromisoformat(cell[:10]) + timedelta(days)).isoformat()}{cell[10:]}"

@@ -7,7 +7,7 @@ epsilon covers it, and the run's notes say so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -187,7 +187,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     if unclear := twice & {roles.label, roles.patient, roles.site}:
         raise DataError(f"{title}: two columns are named {min(unclear)!r}; give them names of their own.")
     sites = cells.pop(roles.site) if roles.site else files
-    cells, sites, lost = _whole(cells, sites, roles)
+    cells, sites, lost = _whole(cells, sites, roles, sites if roles.site else list(frames))
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
@@ -201,13 +201,19 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         patients, shared = own_patients(roles.patient, draft.records[roles.patient], sites)
         draft.records[roles.patient] = patients
         draft.notes += shared
+    if several_sites:
+        rows = pd.util.hash_pandas_object(cells, index=False).groupby(sites).sum()
+        if again := list(map(str, rows.index[rows.duplicated()])):
+            draft.notes.append(f"The rows of {several(again)} are those of another hospital; give a file only once.")
     if twice:
         draft.notes.append(f"Columns of one name have their place behind it: {several(sorted(twice), most=8)}.")
-    leaking = leaks(draft, roles.label)
     if time:
-        order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time), steps)
+        order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time, sites), steps)
         draft, last = unroll(draft, order), order.last
         cells, sites = cells.loc[last].reset_index(drop=True), sites.loc[last].reset_index(drop=True)
+    leaking, answers = leaks(draft, roles.label), draft.records[roles.label].groupby(sites).nunique()
+    if several_sites and (alike := list(map(str, answers.index[answers == 1]))):
+        draft.notes.append(f"All labels are the same at {several(alike)}: nothing can be judged there.")
     unit = "patient" if roles.patient else "record"
     schema = Schema.from_dict({"name": title, "unit": unit, "columns": draft.columns})
     # Columns that are no features may split the patients by time.
@@ -246,24 +252,29 @@ def _visits(reading: Reading, roles: Roles, names: Sequence[str]) -> tuple[str, 
     if not time and not steps:
         return "", 0
     own = time if time in names else usual_name(names, [time])
-    if not own or not roles.patient or not 2 <= steps <= _MOST_STEPS:
-        hint = "" if own else nearest(time, names)
+    if time and not own:
         raise ConfigError(
-            f"Visits become sequences by --time, the column of their time, --steps from 2 to {_MOST_STEPS}, and --patient; given "
-            f"are {time!r}, {steps} and {roles.patient!r}.{hint}"
+            f"--time names {time!r}, which is no column of the tables.{nearest(time, names) or f' They have {several(names)}.'}"
         )
+    given = {"--time, the column of their time": own, "--steps": steps, "--patient": roles.patient}
+    if lacking := [option for option, value in given.items() if not value]:
+        raise ConfigError(f"Visits become sequences by --time, --steps and --patient; give {several(lacking)} too.")
+    if not 2 <= steps <= _MOST_STEPS:
+        raise ConfigError(f"--steps is {steps}, which must be from 2 to {_MOST_STEPS}.")
     return own, steps
 
 
-def _whole(cells: pd.DataFrame, sites: pd.Series, roles: Roles) -> tuple[pd.DataFrame, pd.Series, list[str]]:
-    """The rows that have a label, a patient and a hospital, their hospitals, and notes of the others."""
+def _whole(
+    cells: pd.DataFrame, sites: pd.Series, roles: Roles, hospitals: Iterable[str]
+) -> tuple[pd.DataFrame, pd.Series, list[str]]:
+    """The rows that have a label, a patient and a hospital, their hospitals, and notes of the others and of hospitals without."""
     lacks = {"the label": cells[roles.label] == "", "the hospital": sites == ""}
     if roles.patient:
         lacks["the patient"] = cells[roles.patient] == ""
     whole = ~np.logical_or.reduce(list(lacks.values()))
     counts = [f"{int(rows.sum()):,} {what}" for what, rows in lacks.items() if rows.any()]
     notes = [f"Rows left out, of {len(cells):,}, for what they lack: {', '.join(counts)}."] if counts else []
-    if gone := [name for name in dict.fromkeys(sites[sites != ""]) if name not in set(sites[whole])]:
+    if gone := [name for name in dict.fromkeys(filter(None, hospitals)) if name not in set(sites[whole])]:
         notes.append(f"Hospitals that take no part, for none of their rows is whole: {several(gone)}.")
     return cells[whole].reset_index(drop=True), sites[whole].reset_index(drop=True), notes
 
@@ -337,7 +348,7 @@ def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Co
         if column.role not in ("feature", "label") or (column.role == "label" and not own):
             continue
         if not own:
-            absent.append(source)
+            absent += [source] if source not in absent else []
             continue
         given = cells[own]
         commas = given.str.contains(",", regex=False).any()

@@ -28,10 +28,17 @@ _GROUPED = re.compile(r"[-+]?[1-9]\d{0,2}(?:(?:,\d{3})+|(?:\.\d{3})+)")
 _CODE = re.compile(r"[A-Za-z0-9][\w.\-/*+]{0,14}")
 #: Numbers that tables put in place of a missing one.
 CODES = frozenset(sign * int("9" * digits) for digits in range(1, 7) for sign in (-1, 1))
-NO = frozenset(("0", "no", "n", "false", "alive", "survived", "nein", "non", "negative", "neg", "absent"))
-YES = frozenset(
-    ("1", "yes", "y", "true", "dead", "died", "deceased", "expired", "ja", "j", "oui", "positive", "pos", "present")
-)
+# In English, German, French, Spanish, Portuguese and Italian.
+NO = frozenset((
+    "0", "no", "n", "false", "alive", "survived", "negative", "neg", "absent", "nein", "falsch", "negativ", "lebend",
+    "lebt", "überlebt", "non", "faux", "vivant", "négatif", "falso", "negativo", "vivo", "viva", "não", "nao",
+))  # fmt: skip
+YES = frozenset((
+    "1", "yes", "y", "true", "dead", "died", "deceased", "expired", "positive", "pos", "present", "ja", "j", "wahr",
+    "positiv", "tot", "verstorben", "gestorben", "oui", "vrai", "décédé", "décédée", "positif", "sí", "si", "verdadero",
+    "positivo", "muerto", "muerta", "fallecido", "fallecida", "exitus", "sim", "verdadeiro", "morto", "morta", "sì", "vero",
+    "deceduto", "deceduta",
+))  # fmt: skip
 
 
 def trimmed(values: pd.Series, missing: Collection[str] = MISSING) -> pd.Series:

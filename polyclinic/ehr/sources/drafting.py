@@ -62,6 +62,7 @@ _MOST_WORDS = 10
 _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
 _MOST_CATEGORIES = 20
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
+_NUMBERS = ("integer", "continuous", "trajectory")
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 
 
@@ -261,7 +262,7 @@ def _add(
         elif separator := code_separator(given):
             _add_codes(draft, name, cells, separator)
         else:
-            _add_categories(draft, name, cells)
+            _add_categories(draft, name, cells, hospitals)
     contents.add(content)
 
 
@@ -310,7 +311,7 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
         draft.notes.append(f"The event of the label {name!r} is its second category, {categories[1]!r}.")
     else:
         draft.notes.append(f"The label {name!r} has {len(categories)} categories, each a class of its own.")
-    if hospitals.nunique() > 1 and (apart := _with_own_words(values, hospitals)):
+    if apart := _with_own_words(values, hospitals):
         draft.notes.append(
             f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
             "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."
@@ -319,14 +320,20 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
 
 
 def _with_own_words(values: pd.Series, hospitals: pd.Series) -> list[str]:
-    """The hospitals none of whose values another hospital has."""
-    shared = hospitals.groupby(values).nunique() > 1
+    """Of several hospitals those none of whose values another hospital has."""
+    shared = (hospitals.groupby(values).nunique() > 1) | (hospitals.nunique() < 2)
     return sorted(str(hospital) for hospital, own in values.groupby(hospitals) if not shared[own.unique()].any())
 
 
-def _add_categories(draft: Draft, name: str, cells: pd.Series) -> None:
-    """A column of categories; those of few rows, and those beyond the commonest, are ``other``."""
+def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
+    """A column of categories; those of few rows, and those beyond the commonest, are ``other``.
+
+    Where hospitals say yes and no in different words, these are 1 and 0.
+    """
     spelling = same_spelling(cells)
+    if len(set(spelling.values()) - {""}) > 2 and hospitals.nunique() > 1 and (truth := yes_or_no(cells)) is not None:
+        draft.notes.append(f"Column {name!r} is read as 1 for yes, true or the like, and 0 for no.")
+        cells, spelling = truth, {}
     values = cells.map(lambda cell: spelling.get(cell, cell))
     counts = values[values != ""].value_counts()
     common = counts[counts >= FEWEST_ROWS].head(_MOST_CATEGORIES)
@@ -338,6 +345,11 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series) -> None:
     elif len(common) < 2 or common.sum() < counts.sum() / 2:
         draft.leave_out(name, "free text or too many categories")
     else:
+        if apart := _with_own_words(values[values != ""], hospitals[values != ""]):
+            draft.notes.append(
+                f"No word of column {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same in "
+                "other words, write it alike in all files."
+            )
         rest = len(counts) > len(common)
         categories = sorted(common.index)
         other = next((category for category in categories if category.casefold() == "other"), "other")
@@ -403,7 +415,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         draft.leave_out(name, reason)
         return True
     if _IDS.search(name) and _has_few(numeric.nunique(), len(numeric)):
-        _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""))
+        _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""), hospitals)
         return True
     draft.notes += notes
     substance = substance_of(name) if unit else ""
@@ -512,9 +524,13 @@ def _no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: pd.
 
 
 def leaks(draft: Draft, label_name: str) -> list[str]:
-    """Features that alone tell nine in ten of the labels that the commonest class gets wrong: perhaps written after it."""
+    """Features that alone tell nine in ten of the labels that the commonest class gets wrong: perhaps written after it.
+
+    Of a label that is a number, those by which rows are ordered nearly as by the label. Of a trajectory the last step counts.
+    """
     label = draft.records[label_name]
-    if len(label) < 50 or label.nunique() > _MOST_CATEGORIES:
+    is_number = next(column["kind"] for column in draft.columns if column["name"] == label_name) in _NUMBERS
+    if len(label) < 50 or (not is_number and label.nunique() > _MOST_CATEGORIES):
         return []
     wrong = len(label) - int(label.value_counts().iloc[0])
 
@@ -528,8 +544,13 @@ def leaks(draft: Draft, label_name: str) -> list[str]:
     for column in draft.columns:
         if "role" in column or column["kind"] == "code_set":
             continue
-        values = draft.records[column["name"]]
-        if column["kind"] in ("integer", "continuous"):
+        steps = column.get("steps", 0)
+        values = draft.records[f"{column['name']}_{steps - 1:02d}" if steps else column["name"]]
+        if is_number:
+            if column["kind"] in _NUMBERS and abs(values.astype(float).corr(label.astype(float), "spearman")) > 0.95:
+                suspects.append(column["name"])
+            continue
+        if column["kind"] in _NUMBERS:
             numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
             edges = np.unique(np.nanquantile(numbers, np.linspace(0.1, 0.9, 9)))
             groups = np.where(np.isnan(numbers), 0, 1 + np.searchsorted(edges, numbers))

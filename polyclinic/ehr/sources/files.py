@@ -145,6 +145,8 @@ def _next(parts: Iterator[_Part], file: Path) -> _Part | None:
             f"{file}: a line has more cells than the header; quote cells that hold the separator, and let the first line name "
             "the columns, without a title above."
         ) from None
+    except FileNotFoundError:
+        raise DataError(f"{file}: there is no such file.") from None
     except Exception:  # damaged bytes make the readers raise anything
         raise DataError(
             f"{file}: the file cannot be read; it must be CSV (UTF-8, UTF-16 or Windows-1252) or Parquet, not damaged."

@@ -16,7 +16,7 @@ import pandas as pd
 from polyclinic.ehr.dates import iso_dates, read_moments
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.drafting import Draft
-from polyclinic.errors import DataError
+from polyclinic.errors import DataError, several
 from polyclinic.types import Floats, Ints
 
 #: The trajectory of how long before a patient's latest visit each visit was.
@@ -25,21 +25,32 @@ _DAY = 86_400e6  # microseconds
 _NUMERIC = ("continuous", "integer", "binary")
 
 
-def visit_times(cells: pd.Series, name: str) -> Floats:
+def visit_times(cells: pd.Series, name: str, hospitals: pd.Series | None = None) -> Floats:
     """(rows,) the times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is neither.
 
-    Raises DataError for a column that is mostly neither, and for dates whose day and month cannot be told apart.
+    hospitals: (rows,) where there are several; each may write its dates otherwise.
+
+    Raises DataError where a hospital's cells are mostly neither, or dates whose day and month cannot be told apart.
     """
     is_number = bool(pd.to_numeric(cells[cells != ""], errors="coerce").notna().mean() > 0.5)
+    if hospitals is None or hospitals.nunique() < 2:
+        return _times(cells, repr(name), is_number)
+    times = pd.Series(np.nan, index=cells.index)
+    for hospital, own in cells.groupby(hospitals):
+        times[own.index] = _times(own, f"{name!r} at {several([str(hospital)])}", is_number)
+    return np.asarray(times, dtype=np.float64)
+
+
+def _times(cells: pd.Series, column: str, is_number: bool) -> Floats:
     dates = None if is_number else iso_dates(cells)
     if not is_number and dates is None:
         raise DataError(
-            f"Column {name!r} cannot be the time of visits: its cells are times of day, or dates whose day and month cannot be "
+            f"Column {column} cannot be the time of visits: its cells are times of day, or dates whose day and month cannot be "
             "told apart; write them as 2024-12-31."
         )
     times = read_moments((cells if dates is None else dates).to_list(), is_number) / (1.0 if is_number else _DAY)
     if np.isnan(times).mean() > 0.5:
-        raise DataError(f"Column {name!r} cannot be the time of visits: it must hold numbers, or dates as 2024-12-31.")
+        raise DataError(f"Column {column} cannot be the time of visits: it must hold numbers, or dates as 2024-12-31.")
     return times
 
 

@@ -1,5 +1,6 @@
 """Tables of one's own: what is read out of messy files, what is left out, and that no message quotes a cell."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,6 +267,10 @@ def test_each_hospital_has_its_own_decimal_mark() -> None:
         ("nein", "ja"),
         ("N", "J"),
         (False, True),
+        ("no", "Sí"),
+        ("vivo", "exitus"),
+        ("überlebt", "verstorben"),
+        ("vivant", "décédé"),
     ],
 )
 def test_a_label_in_words_is_the_same_label(words: tuple[object, object]) -> None:
@@ -285,6 +290,29 @@ def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
     for names in ("ab", "a"):
         alike = " ".join(tables(frames=hold({name: frames[name] for name in names}), label="died").notes)
         assert "occurs at another hospital" not in alike
+
+
+def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_noted() -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("abc")}
+    for name, no, yes, home in (("a", "nein", "ja", "home"), ("b", "no", "sí", "home"), ("c", "FALSE", "TRUE", "casa")):
+        sick = frames[name]["age"] > 60
+        frames[name] = frames[name].assign(ill=np.where(sick, yes, no), lives=np.where(sick, home, home + " 2"))
+    dataset = tables(frames=hold(frames), label="died")
+    records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
+    assert columns["ill"].kind == "binary" and records["ill"].eq(records["age"] > 60).all()
+    new = read_as(frames["b"], dataset.schema)
+    assert new["ill"].tolist() == (frames["b"]["age"] > 60).astype(int).tolist()
+    notes = " ".join(dataset.notes)
+    assert "Column 'ill' is read as 1 for yes" in notes and "No word of column 'lives' at c occurs" in notes
+
+
+def test_a_hospital_without_rows_with_one_label_or_with_the_rows_of_another_is_noted() -> None:
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate("ab")}
+    frames |= {"c": frames["a"].sample(frac=1, random_state=1), "d": frames["a"].head(0)}
+    frames["e"] = hospital(30, 5, "e").assign(died=0)
+    notes = " ".join(tables(frames=hold(frames), label="died").notes)
+    assert "take no part, for none of their rows is whole: d." in notes
+    assert "All labels are the same at e: " in notes and "The rows of c are those of another hospital" in notes
 
 
 def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -> None:
@@ -318,6 +346,15 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     without = tables(frames=hold({"a": frame}), label="died", leave_out=["discharge", "hour of death"])
     assert "tells the label" not in " ".join(without.notes)
     assert [column.name for column in without.schema.features] == ["age", "creatinine", "sex"]
+    costly = frame.assign(days=np.arange(120) ** 1.5, cost=np.arange(120) * 600 + 500 * (-1) ** np.arange(120))
+    notes = " ".join(tables(frames=hold({"a": costly}), label="days").notes)
+    assert "Alone, 'cost' tells the label" in notes
+    end = VISITS.groupby("mrn").cumcount(ascending=False) == 0
+    left = VISITS.assign(
+        status=np.where(end, np.where(VISITS["died"] == "1", "morgue", "home"), "ward"), seen=range(280)
+    )
+    notes = " ".join(tables(frames=hold({"a": left}), label="died", patient="mrn", time="seen", steps=2).notes)
+    assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
 
 
 def test_a_mark_for_missing_may_be_given_for_columns_of_any_kind(tmp_path: Path) -> None:
@@ -418,9 +455,10 @@ def test_visits_become_sequences_of_the_latest_in_the_order_of_time() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"time": "sene", "steps": 2}, "given are 'sene', 2 and 'mrn'. Did you mean 'seen'?"),
-        ({"time": "seen"}, "--steps from 2 to 100"),
-        ({"steps": 3}, "--time, the column of their time"),
+        ({"time": "sene", "steps": 2}, "--time names 'sene', which is no column of the tables. Did you mean 'seen'?"),
+        ({"time": "seen"}, "give --steps too"),
+        ({"time": "seen", "steps": 101}, "--steps is 101, which must be from 2 to 100"),
+        ({"steps": 3}, "give --time, the column of their time too"),
         ({"time": "ward", "steps": 3}, "Column 'ward' cannot be the time of visits"),
     ],
 )
@@ -443,6 +481,15 @@ def test_the_dates_of_visits_may_be_written_otherwise(form: str) -> None:
     unclear = VISITS.assign(seen="3/4/2024")
     with pytest.raises(DataError, match="dates whose day and month cannot be told apart"):
         tables(frames=hold({"all": unclear}), label="died", patient="mrn", time="seen", steps=2)
+    american = VISITS.assign(seen=days.dt.strftime("%m/%d/%Y").fillna(""))
+    frames = {"a": given, "b": american}
+    both = tables(frames=hold(frames), label="died", patient="mrn", time="seen", steps=2).load()
+    before = both.loc[both["hospital"] == "b", "before latest_00"].to_numpy()
+    np.testing.assert_array_equal(before, expected["before latest_00"])
+    with pytest.raises(DataError, match="Column 'seen' at b cannot be the time of visits"):
+        tables(
+            frames=hold(frames | {"b": VISITS.assign(seen="soon")}), label="died", patient="mrn", time="seen", steps=2
+        )
 
 
 def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:

@@ -46,9 +46,10 @@ def fit(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arr
         seed: Of the patients held out for early stopping, and of batches.
     """
     module = load(build, first)
+    two_classes = rows.y.ndim == 1 and rows.y.dtype.kind == "i" and rows.y.max() <= 1
     # Of two classes' outputs only the difference counts, so that each has half the weights of one output.
     strengths = {
-        name: (_STRENGTH * 2 if len(value) == 2 else _STRENGTH) if value.dim() > 1 else 0.0
+        name: (_STRENGTH * 2 if two_classes and len(value) == 2 else _STRENGTH) if value.dim() > 1 else 0.0
         for name, value in module.named_parameters()
     }
     if len(module.state_dict()) == len(strengths) and sum(map(bool, strengths.values())) == 1:

@@ -1,6 +1,7 @@
 """Models that a run is compared with: fitted as well as scikit-learn fits them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -10,10 +11,13 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from polyclinic.ehr.schema import Column
 from polyclinic.ehr.shard import Rows
 from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise, mlp
+from polyclinic.objectives.sets import MultiLabel
 from polyclinic.training import classification
+from polyclinic.training.classification import Towards
 from polyclinic.training.converged import fit, scale_of
 from polyclinic.training.preparation import standardised
 from polyclinic.types import Arrays, Builder
@@ -42,6 +46,18 @@ def test_a_logistic_regression_is_scikit_learns(patients: int, classes: int) -> 
     assert {name: value.dtype for name, value in model.items()} == dict.fromkeys(
         ("weight", "bias"), np.dtype(np.float32)
     )
+
+
+def test_two_labels_at_once_are_two_regressions() -> None:
+    rows = cohort(300, 4)
+    labels = np.column_stack([rows.y % 2, rows.y // 2])
+    objective = MultiLabel(tuple(Column(name=name, kind="binary", role="label") for name in ("parity", "half")))
+    build, both = lambda: nn.Linear(6, 2), replace(rows, y=labels)
+    first = {name: value.numpy() for name, value in initialise(build, 0).items()}
+    model = fit(Towards(objective), build, first, both, seed=1)
+    for place in range(2):
+        theirs = LogisticRegression(max_iter=10_000, tol=1e-8).fit(rows.x, labels[:, place])
+        np.testing.assert_allclose(model["weight"][place], theirs.coef_[0], atol=2e-3)
 
 
 def test_a_patients_rows_count_as_one() -> None:

@@ -54,7 +54,7 @@ def _missing(missing: Bools, column: Column) -> Iterator[tuple[Bools, str]]:
     if column.role == "label":
         yield missing, "the label is missing; complete the record or leave the row out"
     elif not column.nullable:
-        remedy = "complete the record or set nullable = true in the schema"
+        remedy = "complete the record, leave the row out or set nullable = true in the schema"
         yield missing, f"the cell is empty but the column is not nullable; {remedy}"
 
 

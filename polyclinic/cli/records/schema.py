@@ -19,9 +19,13 @@ app = typer.Typer(no_args_is_help=True, help="The public description of records:
 def draft(
     file: Annotated[str, typer.Argument(help="One hospital's CSV or Parquet: a file, a folder or a pattern.")],
     out: Annotated[Path, typer.Option(help="The draft to write.")] = Path("schema.toml"),
-    mapping: Annotated[Path, typer.Option(help="The hospital's mapping to write, where its cells need one.")] = Path(
-        "mapping.toml"
-    ),
+    mapping: Annotated[
+        Path | None,
+        typer.Option(
+            help="The hospital's mapping to write, where its cells need one; else mapping.toml beside the draft.",
+            show_default=False,
+        ),
+    ] = None,
     label: Annotated[str, typer.Option(help="Column of the outcome; else one with a usual name.")] = "",
     patient: Annotated[str, typer.Option(help="Column that names the patient; else one with a usual name.")] = "",
     site: Annotated[str, typer.Option(help="Column of the hospital; else one with a usual name.")] = "",
@@ -39,6 +43,7 @@ def draft(
     with loading():
         from polyclinic.ehr.sources.hospital_draft import draft_schema
 
+    mapping = mapping or out.with_name("mapping.toml")
     drafted = draft_schema(file, label, patient, site, leave_out or (), look)
     written = drafted.write(out, mapping)
     columns = [

@@ -105,6 +105,10 @@ def load_shards(
         test_rows = hash_split(own, split) if fixed is None else fixed[rows]
         # FLamby's split leaves Switzerland (1 of 46 patients without disease) one class in train.
         shards.append(split_shard(own, schema, site, site, test_rows, allow_small=plan.may_lack_classes))
+    if split.time and not any(shard.test.patients for shard in shards):
+        raise DataError(
+            f"split.time is {split.time!r}, by which no hospital holds a patient out; name an earlier moment."
+        )
     return shards
 
 

@@ -111,10 +111,10 @@ def test_a_draft_and_its_mapping_read_what_a_simulation_reads(tmp_path: Path, as
 
 def test_without_label_or_patient_it_says_what_is_missing(tmp_path: Path, command: Command) -> None:
     texts = [f"seen by {row}" for row in range(50)]
-    pd.DataFrame({"a": [row * 7 % 50 for row in range(50)], "b": ["x", "y"] * 25, "c": texts}).to_csv(
-        tmp_path / "a.csv", index=False
-    )
+    numbers, weights = [row * 7 % 50 for row in range(50)], [f"{row},5" for row in range(50)]
+    pd.DataFrame({"a": numbers, "b": ["x", "y"] * 25, "c": texts, "w": weights}).to_csv(tmp_path / "a.csv", index=False)
     said = command("schema", "draft", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml")).stdout
+    assert "decimal" in (tmp_path / "mapping.toml").read_text(), "the mapping is beside the draft"
     assert "not private" in said and "No column has role 'label'" in said and "--patient" in said
     again = command("schema", "draft", str(tmp_path / "a.csv"), "--out", str(tmp_path / "s.toml"), "--json")
     assert again.returncode == 2 and again.stdout == "" and "exists" in again.stderr

@@ -513,6 +513,11 @@ def test_dates_split_patients_by_time(tmp_path: Path) -> None:
     )
     assert "(split.time): admitted." in " ".join(result.summary["notes"])
     assert len(result.predictions) == (days >= "2023-06-01").sum()
+    late = Federation.from_frame(frame.assign(h=["a", "b"] * 100), "h", "died", out=str(tmp_path))
+    with pytest.raises(
+        DataError, match="split.time is 'admitted:2030-01-01', by which no hospital holds a patient out"
+    ):
+        late.run(rounds=1, split={"time": "admitted:2030-01-01"}, pictures=False)
 
 
 def test_a_patient_in_two_spellings_is_one_unit() -> None:

@@ -66,6 +66,11 @@ def count(value: object) -> str:
     return f"{number:,.0f}" if number is not None else NOT_RELEASED if value == NOT_RELEASED else "–"
 
 
+def dataset_title(summary: Summary) -> str:
+    """What a title calls the run's records: the dataset's name, of ``package.module:Name`` the last part."""
+    return str(summary.get("dataset", "records")).rpartition(":")[2]
+
+
 def part(mapping: Summary, key: str) -> dict[str, Any]:
     """A mapping's mapping; empty where there is none."""
     value = mapping.get(key)

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from polyclinic import sweeps
 from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
+from polyclinic.evaluation.formats import dataset_title
 from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
@@ -126,7 +127,9 @@ class LiveProgress(progress.Progress):
         what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
-                (config.dataset, "bold"), f": {what}\n", (promise, "" if privacy or config.central.on else "yellow")
+                (config.dataset.rpartition(":")[2], "bold"),
+                f": {what}\n",
+                (promise, "" if privacy or config.central.on else "yellow"),
             )
         )
 
@@ -292,7 +295,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
     said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     table = Table(
-        title=f"{summary['dataset']}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
+        title=f"{dataset_title(summary)}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip

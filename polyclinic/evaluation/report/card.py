@@ -12,7 +12,7 @@ from typing import Any
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import several
-from polyclinic.evaluation.formats import Summary, count, delta, part, percent, span
+from polyclinic.evaluation.formats import Summary, count, dataset_title, delta, part, percent, span
 from polyclinic.evaluation.judges import groups_shown, titles
 from polyclinic.runs.folder import Run
 
@@ -67,7 +67,7 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
     hospitals = [[hospital["name"], count(hospital.get("patients"))] for hospital in facts["hospitals"]]
     where = "simulated from" if facts["simulation"] else "that keep"
     return [
-        f"{facts['sites']} hospitals {where} {facts['summary'].get('dataset')}; {facts['patients_sentence']}.",
+        f"{facts['sites']} hospitals {where} {dataset_title(facts['summary'])}; {facts['patients_sentence']}.",
         *([f"How the records were chosen: {'; '.join(chosen)}."] if chosen else []),
         {"headings": ["Hospital", "Patients"], "rows": hospitals},
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",

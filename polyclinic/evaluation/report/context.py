@@ -12,7 +12,18 @@ from typing import Any
 
 import pandas as pd
 
-from polyclinic.evaluation.formats import Summary, count, epsilon, finite, mark_withheld, metric, part, size, spent
+from polyclinic.evaluation.formats import (
+    Summary,
+    count,
+    dataset_title,
+    epsilon,
+    finite,
+    mark_withheld,
+    metric,
+    part,
+    size,
+    spent,
+)
 from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
@@ -71,7 +82,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in scores)]
     whose = f" of {unit}s trained on" if noised else ""
     dropouts = _dropouts(summary.get("dropouts") or [])
-    strategy, dataset = str(summary.get("strategy", "a strategy")), str(summary.get("dataset", "records"))
+    strategy, dataset = str(summary.get("strategy", "a strategy")), dataset_title(summary)
     return {
         "title": f"{dataset}, {'synthesised' if part(summary, 'synthesis') else 'trained'} by {strategy} over "
         f"{len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
@@ -235,7 +246,7 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
         unit = f" ({objective['unit']})" if objective.get("unit") else ""
         what = f"shared model, {summary.get('model')} of {objective['label']}{unit}," if objective else "shared model"
     return (
-        f"One {what} for {summary.get('dataset', 'the records')} was trained by {by} "
+        f"One {what} for {dataset_title(summary)} was trained by {by} "
         f"{'hospital' if by == '1' else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
         f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
     )

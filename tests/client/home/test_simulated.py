@@ -99,7 +99,9 @@ def test_a_folder_of_tables_is_read_by_one_schema_mapping_and_cohort(
 
 def test_from_python_hospitals_are_named_by_their_files_or_by_a_schema(files: dict[str, Path], tmp_path: Path) -> None:
     own = Federation.from_hospitals(list(files.values()), out=str(tmp_path / "runs"), privacy={"delta": 0.005})
-    assert list(own.run(rounds=1, pictures=False).sites.index) == ["north", "south"]
+    result = own.run(rounds=1, pictures=False)
+    assert list(result.sites.index) == ["north", "south"]
+    assert "<h1>hospitals, trained by fedavg" in Path(result.report()).read_text()
     folder = tmp_path / "south"
     under = Federation.from_hospitals(
         [f"one={folder / 'records.csv'}"], schema=folder / "schema.toml", mapping=folder / "mapping.toml"

@@ -129,8 +129,10 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
-    task, build = question.task, program_of(config).builder(question.schema)
-    _check(question, build)
+    program, task = program_of(config), question.task
+    settings = replace(question.settings, momentum=program.momentum(question.schema))
+    build = program.builder(question.schema)
+    _check(question, build, settings)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
     kept = {id(call): usable(call, states[id(call)], question.settings) for call in calls}
@@ -144,7 +146,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
 
     def compute(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
         work = [_work(question, call, kept[id(call)]) for call in calls]
-        updates = task.train(build, question.arrays, work, question.settings)
+        updates = task.train(build, question.arrays, work, settings)
         uploads = [
             _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
         ]
@@ -155,7 +157,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
-        return program_of(config).price(question.settings, goes_on)
+        return program.price(question.settings, goes_on)
 
     once = config.secure.aggregation
     return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))
@@ -165,7 +167,6 @@ def _question(call: Call[TrainRequest]) -> _Question:
     config, schema = call.config, call.hospital.schema
     half = local_half(call.hospital, config, call.request.local_half)
     settings = train_settings(config, call.request, call.content, not call.hospital.simulated, half)
-    settings = replace(settings, momentum=program_of(config).momentum(schema))
     key, arrays = model_arrays(call.content)
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))
@@ -229,7 +230,7 @@ def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest
 _checked: set[tuple[str, str, str]] = set()
 
 
-def _check(question: _Question, build: Callable[[], nn.Module]) -> None:
+def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainSettings) -> None:
     config, schema = question.config, question.schema
     half = question.settings.local
     # A coordinator may ask for the half in some rounds only.
@@ -238,7 +239,7 @@ def _check(question: _Question, build: Callable[[], nn.Module]) -> None:
     if key in _checked and program.checked_once:
         load(build, question.arrays)
         return
-    program.check_training(question.task, schema, build, question.arrays, question.settings)
+    program.check_training(question.task, schema, build, question.arrays, settings)
     if config.model in BUILT_IN["models"] or not question.settings.apart:
         _checked.add(key)
 
@@ -276,14 +277,8 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
     if config.secure.aggregation:
         upload = masked(call, trained, origin, question.digest)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
-    write_state(
-        hospital.home,
-        question.request.run,
-        number,
-        kept,
-        config.checkpoints.rounds_kept,
-        durable=not hospital.simulated,
-    )
+    run, rounds = question.request.run, config.checkpoints.rounds_kept
+    write_state(hospital.home, run, number, kept, rounds, durable=not hospital.simulated)
     return upload
 
 

@@ -92,7 +92,7 @@ def check_new(paths: Iterable[Path], force: bool = False) -> None:
     """
     for path in paths:
         if not path.parent.is_dir():
-            raise ConfigError(f"The folder of {path} does not exist.")
+            raise ConfigError(f"{path} cannot be written: its folder does not exist.")
         if path.exists() and not force:
             raise ConfigError(f"{path} exists already; give another name, or --force to replace it.")
 

@@ -163,7 +163,7 @@ def test_a_commands_files_are_its_owners_and_replaced_only_when_asked(tmp_path: 
         write_outputs(files)
     write_outputs({tmp_path / "a.csv": "3"}, force=True)
     assert (tmp_path / "a.csv").read_text() == "3"
-    with pytest.raises(ConfigError, match=r"no/a.csv cannot be written: No such file or directory"):
+    with pytest.raises(ConfigError, match=r"no/a.csv cannot be written: its folder does not exist"):
         write_outputs({tmp_path / "no" / "a.csv": "1"})
 
 

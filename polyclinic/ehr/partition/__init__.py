@@ -11,31 +11,30 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.partition import dealt
-from polyclinic.ehr.partition.dealt import MIN_PATIENTS, MIN_PER_CLASS, Deal, by_column, by_time, people, pooled
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, nearest, why
 from polyclinic.installed import claims
 from polyclinic.types import Ints
 
+if TYPE_CHECKING:
+    from polyclinic.ehr.partition.dealt import Deal
+
 PARTITIONERS = (
     "natural", "column:NAME", "time:NAME", "iid", "dirichlet", "quantity", "power-law", "label-quantity", "classes:K",
     "feature-shift",
 )  # fmt: skip
 
-_DEALT: dict[str, Callable[[pd.DataFrame, Schema, int, np.random.Generator, float], Deal]] = {
-    "iid": dealt.iid,
-    "dirichlet": dealt.dirichlet_label,
-    "quantity": dealt.quantity,
-    "power-law": dealt.power_law,
-    "label-quantity": dealt.label_and_quantity,
-    "feature-shift": dealt.feature_shift,
-}
+# By name the function of ``dealt``, which a hospital never loads.
+_DEALT = {
+    "iid": "iid", "dirichlet": "dirichlet_label", "quantity": "quantity", "power-law": "power_law",
+    "label-quantity": "label_and_quantity", "feature-shift": "feature_shift",
+}  # fmt: skip
 _WITH_ARGUMENT = ("column", "time", "classes")
 #: What stands before a colon or a plus sign in the names of ours.
 OURS = ("natural", *_DEALT, *_WITH_ARGUMENT)
@@ -134,9 +133,11 @@ def partition_rows(
         raise ConfigError(f"alpha is {alpha!r}; it must be a positive number.")
     if sites < (0 if plan.by_records else 1):
         raise ConfigError(f"sites is {sites}; it must be 1 or more{' (0 for all)' if plan.by_records else ''}.")
+    from polyclinic.ehr.partition import dealt
+
     chosen = _found(records, schema, plan, name, sites) if plan.by_records else {}
     if not plan.by_records:
-        patients = people(records, schema)[2]
+        patients = dealt.people(records, schema)[2]
         if sites > patients:
             raise ConfigError(f"sites is {sites}, but there are {patients} patients; ask for no more sites than that.")
         rng = np.random.default_rng(np.random.SeedSequence([seed, *b"partition"]))
@@ -156,10 +157,12 @@ def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
 def _found(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
     if plan.base == "natural" and schema.site is None:
         raise ConfigError(f"Schema {schema.name!r} has no site column, so partitioner 'natural' cannot be used.")
+    from polyclinic.ehr.partition import dealt
+
     column = schema.site.name if plan.base == "natural" and schema.site else plan.argument
-    groups = by_column(records, schema, column)
+    groups = dealt.by_column(records, schema, column)
     if plan.pool:
-        groups = pooled(groups, records, schema, plan.pool)
+        groups = dealt.pooled(groups, records, schema, plan.pool)
     if sites > len(groups):
         raise ConfigError(f"sites is {sites}, but partitioner {name!r} finds {len(groups)}; ask for no more.")
     return dict(list(groups.items())[: sites or None])
@@ -168,11 +171,14 @@ def _found(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: 
 def _deal(
     records: pd.DataFrame, schema: Schema, plan: Plan, sites: int, rng: np.random.Generator, alpha: float
 ) -> Deal:
+    from polyclinic.ehr.partition import dealt
+
     if plan.base == "time":
-        return by_time(records, schema, plan.argument, sites)
+        return dealt.by_time(records, schema, plan.argument, sites)
     if plan.base == "classes":
         return dealt.classes(records, schema, sites, rng, int(plan.argument))
-    return _DEALT[plan.base](records, schema, sites, rng, alpha)
+    deal: Deal = getattr(dealt, _DEALT[plan.base])(records, schema, sites, rng, alpha)
+    return deal
 
 
 def _dealt_by(
@@ -190,6 +196,8 @@ def _dealt_by(
         raise
     except Exception as error:
         raise ConfigError(f"Partitioner {name!r} failed: {why(error)}.") from error
+    from polyclinic.ehr.partition.dealt import people
+
     fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])
     if fault:
         raise ConfigError(f"Partitioner {name!r} {fault}.")
@@ -226,18 +234,3 @@ def _fault(deal: list[Ints], person: Ints) -> str:
             return "splits a patient between two sites; give all rows of a patient to one"
         site_of[person[one]] = site
     return ""
-
-
-__all__ = [
-    "MIN_PATIENTS",
-    "MIN_PER_CLASS",
-    "OURS",
-    "PARTITIONERS",
-    "Dealer",
-    "Plan",
-    "by_column",
-    "check_partitioner",
-    "measured",
-    "partition",
-    "partition_rows",
-]  # fmt: skip

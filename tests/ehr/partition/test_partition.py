@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.ehr import PARTITIONERS, Column, Schema, partition
-from polyclinic.ehr.partition import MIN_PATIENTS, MIN_PER_CLASS, by_column
-from polyclinic.ehr.partition.dealt import feature_shift, iid
+from polyclinic.ehr.partition.dealt import MIN_PATIENTS, MIN_PER_CLASS, by_column, feature_shift, iid
 from polyclinic.errors import ConfigError, DataError
 
 DEALT = [name for name in PARTITIONERS if ":" not in name and name != "natural"]

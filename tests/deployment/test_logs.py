@@ -200,7 +200,7 @@ def told(process: subprocess.Popen[bytes]) -> list[dict[str, Any]]:
 
 
 def test_all_is_there_when_the_program_ends_and_its_exit_code_is_ours() -> None:
-    process = relay("import os, sys; print('out'); os.write(2, b'no end of line'); sys.exit(5)")
+    process = relay("import os, sys; print('out', flush=True); os.write(2, b'no end of line'); sys.exit(5)")
     assert {event["message"] for event in told(process)[:-1]} == {"out", "no end of line"} and process.returncode == 5
 
 

@@ -63,6 +63,7 @@ def test_a_runs_report_shows_how_like_its_patients_are(run: RunResult) -> None:
     assert json.loads(done.stdout) == found, "the seed decides"
 
 
+@pytest.mark.slow
 def test_a_hospital_judges_at_home_and_nothing_is_charged(run: RunResult, hospital: Path) -> None:
     page = hospital.parent / "quality.html"
     found = judge_at_home(run.path, hospital, page, full=False)

@@ -78,6 +78,7 @@ def test_rounds_of_full_batches_use_the_budget_until_not_one_more_fits(tmp_path:
     assert ledger(hospital).spent() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (sum(done) + 1)), 0.75e-3)
 
 
+@pytest.mark.slow
 def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, LIFE)
     script = (

@@ -147,6 +147,7 @@ def test_built_in_mods_tell_kinds_and_sizes_in_the_log_and_change_nothing(
     assert len(said) == 3 and "s with an error: " in said[2]
 
 
+@pytest.mark.slow
 def test_mods_of_ones_own_run_in_a_simulation_in_order_whatever_the_workers(quick: Quick) -> None:
     SEEN.clear()
     noisy = quick(mods=[watch, rounded], privacy={"dp": False})

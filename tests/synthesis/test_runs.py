@@ -135,6 +135,7 @@ def test_every_way_of_collecting_gives_rows(run: Run, options: dict[str, Any]) -
         assert found < (0.95 if "shared_noise" in options else 2.0) * clear
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Path) -> None:
     class Stopped(Exception):
         pass

@@ -124,6 +124,7 @@ def test_code_lists_and_rare_categories_have_an_other() -> None:
     assert columns["x"].categories == ("f", "m", "other") and columns["x"].other == "other" and CANARY not in notes
 
 
+@pytest.mark.slow
 def test_a_folder_of_messy_files_is_a_federation(tmp_path: Path, as_json: Callable[..., Any]) -> None:
     (tmp_path / "hospitals").mkdir()
     for number, name in enumerate(("north", "Östliche Klinik")):

@@ -136,6 +136,7 @@ def test_fault_32_no_choice_among_many_after_any_answer_passes_delta() -> None:
     assert value_of_many_choices(fixed_in_advance, steps) > DELTA, "or the test sees nothing"
 
 
+@pytest.mark.slow
 @given(
     rate=st.floats(0.01, 0.9), noise=st.floats(0.6, 5.0), steps=st.integers(1, 60), more=st.integers(0, 3),
     place=st.integers(0, 4), relation=st.sampled_from(["add-remove", "replace-one"]),

@@ -88,25 +88,6 @@ def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federa
         assert {path.name for path in apps.rglob("*") if path.is_file()} == {"pyproject.toml"}
 
 
-def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation: Federation) -> None:
-    names, question = (
-        ("north", "south"),
-        ("query", "mean", "--column", "age", "--where", "age >= 50", "--epsilon", "0.2"),
-    )
-    refused = federation.run(*question, "--coordinator", federation.co)
-    assert refused.code == 1 and "the policy allows classification, statistics, not 'query'" in refused.error
-    for name in names:
-        own = federation.folder / name / "hospital.toml"
-        own.write_text(own.read_text().replace('"statistics"', '"statistics", "query"'))
-    asked = federation.call(*question, "--coordinator", federation.co)
-    assert set(asked["sites"]) == set(names) and not asked["dropouts"] and 20 < asked["value"] < 100
-    for name in names:
-        events = Ledger.read(federation.folder / name / "home" / "ledger.sqlite").events()
-        assert [event["purpose"].partition("-")[0] for event in events].count("query") == 1
-    refused = federation.run(*question, "--coordinator", federation.co, "--budget", "1")
-    assert refused.code == 2 and "--budget is for a simulation" in refused.error
-
-
 def test_a_coordinators_own_code_does_not_run_at_hospitals(federation: Federation, tmp_path: Path) -> None:
     app, mark = tmp_path / "foreign", tmp_path / "it ran"
     app.mkdir()
@@ -257,7 +238,7 @@ def test_a_node_that_counts_as_connected_is_told_to_try_again(federation: Federa
 def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federation, killed: str) -> None:
     for name in ("north", "south"):  # whose budget the first run has spent
         policy = federation.folder / name / "hospital.toml"
-        policy.write_text(policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 6.0\n"))
+        policy.write_text(policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 7.0\n"))
     submit = subprocess.Popen(
         [sys.executable, "-m", "polyclinic", "coordinator", "submit", str(federation.co), *KEYS, "-c", "rounds=2", "--stream"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -296,6 +277,25 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
     again = {run["run"]: run["folder"] for run in federation.call("coordinator", "runs", federation.co)}
     assert again[listed["run"]] == again[resumed["run"]] == folder.name
     assert way_on not in federation.cli("coordinator", "runs", federation.co).out
+
+
+def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation: Federation) -> None:
+    names, question = (
+        ("north", "south"),
+        ("query", "mean", "--column", "age", "--where", "age >= 50", "--epsilon", "0.2"),
+    )
+    refused = federation.run(*question, "--coordinator", federation.co)
+    assert refused.code == 1 and "the policy allows classification, statistics, not 'query'" in refused.error
+    for name in names:
+        own = federation.folder / name / "hospital.toml"
+        own.write_text(own.read_text().replace('"statistics"', '"statistics", "query"'))
+    asked = federation.call(*question, "--coordinator", federation.co)
+    assert set(asked["sites"]) == set(names) and not asked["dropouts"] and 20 < asked["value"] < 100
+    for name in names:
+        events = Ledger.read(federation.folder / name / "home" / "ledger.sqlite").events()
+        assert [event["purpose"].partition("-")[0] for event in events].count("query") == 1
+    refused = federation.run(*question, "--coordinator", federation.co, "--budget", "1")
+    assert refused.code == 2 and "--budget is for a simulation" in refused.error
 
 
 @pytest.fixture

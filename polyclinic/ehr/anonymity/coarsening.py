@@ -47,7 +47,7 @@ class Generalise(Finite):
 
     @property
     def kind(self) -> str:
-        return str(self.hierarchy.kind)  # type: ignore[attr-defined]
+        return self.hierarchy.kind
 
     def apply(self, values: pd.Series, column: Column) -> tuple[pd.Series, Column]:
         """The labels. Raises ConfigError for another kind of column, a level that is not there, and where one label is left."""

@@ -44,6 +44,8 @@ class Finite(Declared):
 class Hierarchy(Finite):
     """What every hierarchy does; each kind says its labels."""
 
+    kind: str = ""
+
     @property
     def levels(self) -> int:
         """The number of levels between the cell as it is and ``*``."""
@@ -107,7 +109,7 @@ class Intervals(Hierarchy):
         """Its interval at each level."""
         if self.edges:
             place = min(bisect_right(self.edges, number), len(self.edges) - 1)
-            return [self.edges[place - 1 : place + 1]]  # type: ignore[list-item]
+            return [(self.edges[place - 1], self.edges[place])]
         places = [math.floor(round(number / width, 9)) for width in self.widths]
         if number == self.last:
             places = [place - _divides(width, number) for place, width in zip(places, self.widths, strict=True)]

@@ -93,9 +93,12 @@ def match(
     length = sum(float(part.square().sum()) for part in wanted) or 1.0
     labels, bounds = torch.from_numpy(y), (torch.from_numpy(low), torch.from_numpy(high))
     rng, best = generator(seed, "attacks", "match"), (np.inf, np.zeros((len(y), len(low))))
+
+    def loss(x: Tensor) -> Tensor:
+        return losses(module(x), labels).mean()
+
     for _ in range(_RESTARTS):
         begin = torch.from_numpy(rng.normal(size=(len(y), len(low))) * 0.1)
-        loss = lambda x: losses(module(x), labels).mean()  # noqa: E731
         distance, found = _descend(loss, parameters, wanted, length, begin)
         clipped = torch.clamp(found, *bounds).numpy()
         if distance < best[0]:

@@ -122,9 +122,9 @@ class LiveProgress(progress.Progress):
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
         what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}, {config.rounds} rounds"
-        what += f", {config.task}" if not program.stepwise else ""
+        what += f", {config.task}" if config.task != "classification" else ""
         what += f", engine {engine}" if engine else ""
-        what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
+        what += f", each {program.round_is}" if program.round_is and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
                 (config.dataset.rpartition(":")[2], "bold"),

@@ -75,8 +75,8 @@ class NewtonSteps(Sums):
             "none": "by nothing",
         }[self.config.data.standardise]
         sentences = [
-            "Noisy Newton steps trained the model, as suits classes and a logistic model; `training.optimizer=sgd` takes gradient "
-            f"steps. Numeric features are scaled {scale}."
+            "Noisy Newton steps trained the model, as suits classes and a logistic model; `training.optimizer=sgd` takes "
+            f"gradient steps. Numeric features are scaled {scale}."
         ]
         if self.config.training.recalibrate and self.config.rounds > LEAST_ROUNDS:
             sentences.append("The last round recalibrated the risks: it shifted and stretched all logits.")

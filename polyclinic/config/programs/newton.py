@@ -82,5 +82,5 @@ def _is(given: Any, value: Any) -> bool:
     """Whether a value, which may be as a file or a command has it, is ``value``."""
     try:
         return given == value or float(given) == float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return str(given) == str(value)

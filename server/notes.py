@@ -126,7 +126,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
             + (" Epsilon does not cover them." if outcome.privacy or outcome.central else "")
         )
     if state.score_counts:
-        epsilon = max(state.held_out[name] for name in state.score_counts)
+        epsilon = max(state.held_out.values())
         said.append(
             f"Private metrics: counts or sums of held-out patients left {several(sorted(state.score_counts))} with noise. Those "
             f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
@@ -219,10 +219,7 @@ def last_fall(losses: Sequence[float]) -> float:
 
 def terms_of(outcome: Outcome) -> dict[str, Terms]:
     """By what each hospital's epsilon is measured, with the budget of its policy."""
-    return {
-        site.name: Terms(site.name, site.delta, site.relation, site.schema.unit, site.budget, site.accountant)
-        for site in outcome.sites
-    }
+    return {site.name: site.terms for site in outcome.sites}
 
 
 def _asked(program: Program) -> str:

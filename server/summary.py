@@ -109,7 +109,7 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     state = outcome.state
     if not (state.score_counts or state.withheld):
         return None
-    spent = [(state.held_out[site.name], site.delta) for site in outcome.sites if site.name in state.score_counts]
+    spent = [(state.held_out[site.name], site.delta) for site in outcome.sites if site.name in state.held_out]
     return {
         "epsilon": max((epsilon for epsilon, _ in spent), default=None),
         "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,

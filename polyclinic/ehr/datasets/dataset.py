@@ -30,7 +30,8 @@ class Dataset:
     without a download. fetch: downloads the files to the user's cache and returns the folder (None: nothing to do).
     generate: (sites, patients, seed) -> records, for simulated datasets. fixed_split: the name of a column of the
     records that holds 'train' or 'test', used with the natural sites. flow: how the published rows came to be these,
-    where the loader leaves some out; public, as the data are. notes: sentences that a reader of every run must know.
+    where the loader leaves some out; public, as the data are. notes: what may make a run's result wrong, in
+    sentences. readings: what else was read otherwise than it stands.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Dataset:
     fixed_split: str | None = None
     flow: Flow | None = None
     notes: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
 
     def labelled(self, names: Sequence[str]) -> Dataset:
         """The dataset with these columns as its labels, and without the rows that lack one of them.

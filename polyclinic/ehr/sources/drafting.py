@@ -54,6 +54,7 @@ _IDS = re.compile(
     r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
 )
 _NUMBERED = re.compile(r"(^|[\W_])(no|nr|number|index)$|[a-z]Nr$")
+_UNIT = re.compile(r"[\[(]\s*([^\[(]+?)\s*[\])]$")
 _DATED = re.compile(r"date|datum|\bdob\b|birthday", re.IGNORECASE)
 #: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
 _MOST_CELLS = 0.9
@@ -291,7 +292,8 @@ def _add_number_label(
     if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
-    unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
+    written = units[0] if units else _unit_of(name)
+    unit, decimal = {"unit": written} if written else {}, {"decimal": ","} if commas else {}
     draft.label = f"The label {name!r} is a number, from {low:g} to {high:g}."
     values, column = _bounded(read.values, low, high)
     draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
@@ -432,6 +434,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         return True
     for reading in readings:
         draft.reads(*reading)
+    unit = unit or _unit_of(name)
     substance = substance_of(name) if unit else ""
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
@@ -504,6 +507,12 @@ def _one_unit(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str 
         units_read = f"from {unit_spelling(other)} to {unit_spelling(main)}"
         readings.append(("Converted", f"{_cells(here, name)} {units_read}"))
     return unit_spelling(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
+
+
+def _unit_of(name: str) -> str:
+    """The known unit at the end of a column's name, as ``Weight [kg]`` or ``glucose (mg/dL)`` have it, or ""."""
+    found = _UNIT.search(name)
+    return unit_spelling(found[1]) if found else ""
 
 
 def substance_of(name: str) -> str:

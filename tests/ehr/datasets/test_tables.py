@@ -92,6 +92,24 @@ def test_words_for_what_was_not_measured_are_missing() -> None:
     assert "No numbers, and so missing: 14 cells of 'x'." in notes and "not done" not in notes
 
 
+def test_a_unit_in_the_columns_name_is_its_unit() -> None:
+    frame = hospital(80, 0).rename(columns={"creatinine": "Creatinine [mg/dL]"})
+    frame = frame.assign(
+        **{"age": frame["age"] * 1.5, "los (days)": np.arange(80), "score (total)": np.arange(80) % 31}
+    )
+    dataset = tables(frames=hold({"a": frame}), label="los (days)")
+    units = {column.name: column.unit for column in dataset.schema.columns}
+    assert (units["Creatinine [mg/dL]"], units["los (days)"], units["score (total)"], units["age"]) == (
+        "mg/dL",
+        "days",
+        "",
+        "",
+    )
+    new = frame.head(3).astype({"Creatinine [mg/dL]": str})
+    new["Creatinine [mg/dL]"] = ["88.4 µmol/l", "1", "2 mg/dL"]
+    assert np.allclose(read_as(new, dataset.schema)["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6

@@ -35,7 +35,10 @@ _PATIENTS = (
     "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
     "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
 )  # fmt: skip
-_SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
+_SITES = (
+    "hospital", "site", "hospital_id", "site_id", "hospital_name", "site_name", "hospital_code", "centre", "center", "clinic",
+    "klinik", "krankenhaus",
+)  # fmt: skip
 _LABELS = (
     "label",
     "outcome",

@@ -210,6 +210,20 @@ def test_a_place_of_residence_is_no_outcome() -> None:
     assert "'PLZ' is a place of residence" in " ".join(tables(frames=hold({"a": frame}), label="PLZ").notes)
 
 
+def test_a_column_that_may_name_the_hospital_is_suggested(tmp_path: Path) -> None:
+    table = hospital(90, 0).assign(**{"Klinik Ort": ["A", "B", "C"] * 30, "website hits": np.arange(90)})
+    table.to_csv(tmp_path / "all.csv", index=False)
+    alone = " ".join(tables(files=str(tmp_path), label="died").notes)
+    assert "give it by `--site 'Klinik Ort'`, if that is it." in alone and "--site 'website" not in alone
+    plain = table.rename(columns={"Klinik Ort": "Hospital name"})
+    assert tables(frames=hold({"all": plain}), label="died").natural_sites == ("A", "B", "C")
+    several = {"2023": table, "2024": table.assign(mrn=table["mrn"] + "x")}
+    notes = " ".join(tables(frames=hold(several), label="died").notes)
+    assert "If a column names the hospitals, give it by `--site 'Klinik Ort'`." in notes
+    named = tables(frames=hold(several), label="died", site="Klinik Ort")
+    assert named.natural_sites == ("A", "B", "C") and "--site" not in " ".join(named.notes)
+
+
 def test_a_column_that_names_the_hospital_is_no_feature(tmp_path: Path) -> None:
     frames = {name: hospital(80, seed, name).assign(hospital=f"St. {name}") for seed, name in enumerate("ab")}
     dataset = tables(frames=hold(frames), label="died", patient="mrn")

@@ -31,7 +31,8 @@ class Dataset:
     generate: (sites, patients, seed) -> records, for simulated datasets. fixed_split: the name of a column of the
     records that holds 'train' or 'test', used with the natural sites. flow: how the published rows came to be these,
     where the loader leaves some out; public, as the data are. notes: what may make a run's result wrong, in
-    sentences. readings: what else was read otherwise than it stands.
+    sentences. readings: what else was read otherwise than it stands. own_numbers: a patient is the
+    hospital's name, a slash and the hospital's own number, by which its split goes.
     """
 
     name: str
@@ -54,6 +55,7 @@ class Dataset:
     flow: Flow | None = None
     notes: tuple[str, ...] = ()
     readings: tuple[str, ...] = ()
+    own_numbers: bool = False
 
     def labelled(self, names: Sequence[str]) -> Dataset:
         """The dataset with these columns as its labels, and without the rows that lack one of them.

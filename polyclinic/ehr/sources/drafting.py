@@ -35,7 +35,10 @@ _PATIENTS = (
     "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
     "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
 )  # fmt: skip
-_SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
+_SITES = (
+    "hospital", "site", "hospital_id", "site_id", "hospital_name", "site_name", "hospital_code", "centre", "center", "clinic",
+    "klinik", "krankenhaus",
+)  # fmt: skip
 _LABELS = (
     "label",
     "outcome",
@@ -54,6 +57,7 @@ _IDS = re.compile(
     r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
 )
 _NUMBERED = re.compile(r"(^|[\W_])(no|nr|number|index)$|[a-z]Nr$")
+_UNIT = re.compile(r"[\[(]\s*([^\[(]+?)\s*[\])]$")
 _DATED = re.compile(r"date|datum|\bdob\b|birthday", re.IGNORECASE)
 #: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
 _MOST_CELLS = 0.9
@@ -291,7 +295,8 @@ def _add_number_label(
     if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
-    unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
+    written = units[0] if units else _unit_of(name)
+    unit, decimal = {"unit": written} if written else {}, {"decimal": ","} if commas else {}
     draft.label = f"The label {name!r} is a number, from {low:g} to {high:g}."
     values, column = _bounded(read.values, low, high)
     draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
@@ -432,6 +437,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         return True
     for reading in readings:
         draft.reads(*reading)
+    unit = unit or _unit_of(name)
     substance = substance_of(name) if unit else ""
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
@@ -504,6 +510,12 @@ def _one_unit(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str 
         units_read = f"from {unit_spelling(other)} to {unit_spelling(main)}"
         readings.append(("Converted", f"{_cells(here, name)} {units_read}"))
     return unit_spelling(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
+
+
+def _unit_of(name: str) -> str:
+    """The known unit at the end of a column's name, as ``Weight [kg]`` or ``glucose (mg/dL)`` have it, or ""."""
+    found = _UNIT.search(name)
+    return unit_spelling(found[1]) if found else ""
 
 
 def substance_of(name: str) -> str:

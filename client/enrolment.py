@@ -54,6 +54,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             sites=len(simulated_sites(call.config)) if hospital.simulated else 1, schema=schemas(hospital.schema),
             delta=policy.delta, budget=policy.budget or 0.0, relation=policy.relation, accountant=policy.accountant,
             elsewhere=policy.patients_elsewhere, knows_others=bool(policy.known_hospitals),
+            metrics_epsilon=hospital.metrics_epsilon(call.config) or 0.0,
         )  # fmt: skip
 
     return each(answer, calls)

@@ -38,10 +38,10 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.evaluation.groups import group_numbers
 from polyclinic.privacy.accounting import epsilon, event_from_json
-from polyclinic.privacy.ledger import Charge, charge_all, spent_all
-from polyclinic.privacy.ledger.terms import plan_text
+from polyclinic.privacy.ledger import Charge, charge_all, past_all, spent_all
+from polyclinic.privacy.ledger.terms import plan_text, to_text
 from polyclinic.programs import program_of
-from polyclinic.releases.errors import question_of
+from polyclinic.releases.errors import affordable_question, question_of
 from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
 from polyclinic.training.preparation import standardised
@@ -51,7 +51,6 @@ from polyclinic.wire.arrays import filled, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 if TYPE_CHECKING:
-    from polyclinic.evaluation.judges import Judge
     from polyclinic.objectives.objective import Objective
 
 EXACT, PRIVATE = "held-out metrics", "private-metrics"
@@ -76,22 +75,14 @@ def evaluate(calls: Sequence[Call[EvaluateRequest]]) -> list[Answer]:
 
 
 def _kind(call: Call[EvaluateRequest]) -> Kind:
-    policy, wanted = call.hospital.policy, call.config.evaluation.metrics
-    # Exact metrics of sides that a run chose would tell of the few patients in whom two of them differ.
-    if wanted == "exact" and policy.release_metrics and not call.hospital.moves_patients:
+    epsilon = call.hospital.metrics_epsilon(call.config)
+    if epsilon is None:
         return "exact"
-    private = wanted != "none" and policy.metrics_epsilon and call.request.private_evaluations
-    return "private" if private else "none"
+    return "private" if epsilon and call.request.private_evaluations else "none"
 
 
 def _objective(call: Call[EvaluateRequest]) -> Objective:
     return program_of(call.config).objective(call.hospital.schema)
-
-
-def _judge(call: Call[EvaluateRequest]) -> Judge:
-    from polyclinic.evaluation.judges import judge_of  # a hospital that trains judges nothing
-
-    return judge_of(_objective(call))
 
 
 def _withheld(call: Call[EvaluateRequest], spent: float, reason: str = "") -> RecordDict:
@@ -133,8 +124,10 @@ def _figures(call: Call[EvaluateRequest], rows: Rows, scores: np.ndarray, spent:
 
     The number of all patients, which is that of training patients too, leaves a simulation alone.
     """
+    from polyclinic.evaluation.judges import judge_of  # a hospital that trains judges nothing
+
     hospital = call.hospital
-    figures = _judge(call).exact(rows.y, scores)
+    figures = judge_of(_objective(call)).exact(rows.y, scores)
     metrics = {name: float(value) for name, value in figures.items() if value is not None}
     metrics |= {"num-examples": float(len(rows.y)), "held-out-patients": float(rows.patients)}
     if hospital.simulated:
@@ -184,7 +177,7 @@ def _write_down(call: Call[EvaluateRequest]) -> str:
 
 def _private(calls: Sequence[Call[EvaluateRequest]], spent: dict[int, float]) -> list[Answer]:
     """Noised counts of scores, charged to the held-out patients' ledger before a record is scored."""
-    checked = [None if call.hospital.simulated else _problem(call) for call in calls]
+    checked = each(lambda call: None if call.hospital.simulated else _check(call), calls)
     able = [call for call, problem in zip(calls, checked, strict=True) if problem is None]
 
     def answers_of(calls: Sequence[Call[EvaluateRequest]], quick: Sequence[float]) -> list[RecordDict]:
@@ -202,10 +195,6 @@ def _private(calls: Sequence[Call[EvaluateRequest]], spent: dict[int, float]) ->
         else answer
         for call, answer, problem in zip(calls, answers, checked, strict=True)
     ]
-
-
-def _problem(call: Call[EvaluateRequest]) -> Exception | None:
-    return next((answer for answer in each(_check, [call]) if isinstance(answer, Exception)), None)
 
 
 def _check_run(call: Call[EvaluateRequest]) -> None:
@@ -238,12 +227,10 @@ def _check_run(call: Call[EvaluateRequest]) -> None:
 def _asked_of(call: Call[EvaluateRequest]) -> Measured:
     """The question, with the noise with which the run's planned releases together cost what the policy allows one run."""
     policy, terms = call.hospital.policy, call.hospital.held_out_terms
-    target = min(policy.metrics_epsilon, terms.budget or policy.metrics_epsilon)
-    releases = call.request.private_evaluations or 1
-    pricing = Pricing(terms.delta, terms.accountant, terms.relation)
-    found = question_of(_objective(call))
-    assert found is not None  # ``_check_run`` refused it
-    return found[0].within(found[1], target, releases, pricing)
+    pricing, releases = Pricing(terms.delta, terms.accountant, terms.relation), call.request.private_evaluations or 1
+    question = affordable_question(_objective(call), policy.metrics_epsilon, terms.budget, releases, pricing)
+    assert question is not None  # ``_check_run`` refused it
+    return question
 
 
 def _plan(call: Call[EvaluateRequest]) -> str:
@@ -261,10 +248,14 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     rows = _held_out(call)
     parts = [Rows(rows.x[i : i + 1], rows.y[i : i + 1], np.zeros(1, dtype=np.int64), 1) for i in range(len(rows.y))]
     scores = np.concatenate([np.empty((0, columns)), *_score(call, parts)])
-    stream = hospital.stream("private-metrics", call.request.round)
+    # Not by the arrays, which differ a little between machines. Runs that shared their noise would tell exact differences.
+    terms = digest(call.config.decisive(), hospital.policy.metrics_epsilon, call.request.private_evaluations)
+    stream = hospital.stream(f"private-metrics-{terms}", call.request.round)
     noisy = question.answer(question.count(rows.y, scores, rows.patient), stream)
     content = reply(hospital, {"counts": noisy.counts}, {"num-examples": 1.0}, spent, key=COUNTS)
-    figures = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
+    figures: dict[str, str | float] = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
+    if not hospital.simulated:
+        figures["held-out-charged"] = to_text(past_all(open_held_out([hospital]))[0])
     content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})
     return content
 

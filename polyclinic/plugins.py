@@ -23,7 +23,6 @@ from polyclinic.ehr import datasets, sources
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
-from polyclinic.ehr.partition.flower import deal_by, is_flowers
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest, why
@@ -269,12 +268,14 @@ def dealer_named(name: str, options: Mapping[str, Any]) -> Dealer | None:
     others = check_partitioner(name).others
     if not others:
         return None
-    found = resolve("partitioners", others)
-    if is_flowers(found):
-        return partial(deal_by, found, options)
-    if not callable(found):
+    from polyclinic.ehr.partition.flower import deal_by, is_flowers  # a hospital deals nothing
+
+    partitioner = resolve("partitioners", others)
+    if is_flowers(partitioner):
+        return partial(deal_by, partitioner, options)
+    if not callable(partitioner):
         raise ConfigError(f"Configuration key 'partitioner' has the value {name!r}, which is not callable.")
-    return partial(found, **options)
+    return partial(partitioner, **options)
 
 
 def model_named(name: str) -> Callable[..., nn.Module] | nn.Module:

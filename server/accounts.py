@@ -26,7 +26,7 @@ from polyclinic.privacy.ledger.terms import (
 )
 
 # Two machines' arithmetic differs by far less, and a false word that matters by far more.
-_ROUNDING = 1e-6
+ROUNDING = 1e-6
 #: Ends the name of a request that may have been sent after the newest checkpoint of a run that was broken off.
 LOST = "lost"
 
@@ -132,19 +132,19 @@ def doubts(accounts: Mapping[str, Account], said: Mapping[str, float], terms: Ma
             continue
         least, most = epsilon_of(account.spent(unanswered=False), by), epsilon_of(account.spent(), by)
         cost = f"what it answered in this run cost at least {epsilon_of(account.answered(), by):.4g}"
-        if word < least * (1 - _ROUNDING):
+        if word < least * (1 - ROUNDING):
             sentences.append(
                 f"{site} says that its epsilon is {word:.4g}, but {cost}, and with what it was charged before {least:.4g}; "
                 "its word is not believed, and the larger figure counts."
             )
-        elif word > _highest(account, by) * (1 + _ROUNDING):
+        elif word > _highest(account, by) * (1 + ROUNDING):
             budget = "" if by.budget is None else f" and its budget is {by.budget:.4g}"
             sentences.append(
                 f"{site} says that its epsilon is {word:.4g}, but the charges that it tells of cost at most "
                 f"{most:.4g}{budget}; {cost}. An epsilon of the whole run is the largest of all hospitals', so that this word "
                 "is in it."
             )
-        if most > max(word, least) * (1 + _ROUNDING):
+        if most > max(word, least) * (1 + ROUNDING):
             sentences.append(
                 f"{site} said last that its epsilon is {word:.4g}; requests whose answer never came may have been charged, so "
                 f"that {most:.4g} counts here, and its own ledger has the figure that counts."

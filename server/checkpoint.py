@@ -31,6 +31,7 @@ from polyclinic.types import Arrays, under
 from polyclinic.wire.messages import site_home, state_file
 
 _ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts")
+_ACCOUNTS = "accounts", "held_out_accounts"
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 
@@ -46,10 +47,11 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
     # What a strategy made after it began, and no checkpoint can hold: the run goes on, but cannot be resumed.
     lost = unsaved(strategy)
-    accounts = {site: dataclasses.asdict(account) for site, account in state.accounts.items()}
+    accounts = {name: {site: dataclasses.asdict(account) for site, account in getattr(state, name).items()}
+                for name in _ACCOUNTS}  # fmt: skip
     records = {"row": state.rows, "strategy": state.strategy_metrics, "dropout": state.dropouts}
     meta = {
-        "state": json_text({name: getattr(state, name) for name in _PLAIN} | {"accounts": accounts}),
+        "state": json_text({name: getattr(state, name) for name in _PLAIN} | accounts),
         "lost": json_text(lost),
         "history": json_text(dataclasses.asdict(history.add(records))),
         # The file sorts its arrays; noise, and Flower's momentum, go by their order in the model.
@@ -96,7 +98,7 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
             "make it in __init__, or give the strategy the methods state() and restore(state)."
         )
 
-    plain["accounts"] = {site: Account(**account) for site, account in plain["accounts"].items()}
+    plain |= {name: {site: Account(**account) for site, account in plain.get(name, {}).items()} for name in _ACCOUNTS}
     history, records = History.resume(history_of(path), Extent(**extent))
     scale = under(arrays, "standardiser/")
     state = RunState(

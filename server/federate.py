@@ -24,6 +24,7 @@ from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.history import History
+from polyclinic.server.accounts import LOST
 from polyclinic.server.calibration import calibrate, declared_plan, round_costs
 from polyclinic.server.checkpoint import check_ledgers, check_states, history_of, load_checkpoint, save_checkpoint
 from polyclinic.server.exchange.central import (
@@ -40,7 +41,7 @@ from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
 from polyclinic.server.phases.enrolment import agree_on_delta, enrol, enrol_request
-from polyclinic.server.phases.evaluation import evaluate_here
+from polyclinic.server.phases.evaluation import METRICS, ask_private, count_lost_metrics, evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
 from polyclinic.server.phases.rounds import run_rounds
@@ -183,6 +184,7 @@ def federate(
     if program.choice and done.learning:
         watcher.doing("choosing among the generators")
         select(done, state, done.learning, program.choice)
+    count_lost_metrics(config, state, everyone)
     synthesizer = done.learning.synthesizer() if done.learning else None
     return Outcome(
         program, run, tuple(everyone), privacy, engine, state, _whole_hospitals(done, state, everyone), done.learning,
@@ -241,6 +243,11 @@ def _go_on(
         noise = privacy.statistics_noise_multiplier
         counting = gaussian_event(noise) if noise else PAID_BEFORE
         state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
+    for number in range(state.round + 1, min(state.round + config.checkpoints.every, config.rounds) + 1):
+        if config.evaluation.plans_private(number, config.rounds):
+            for said in state.hospitals.values():
+                away = Site.away(said, enrolled.sites[0].schema)
+                ask_private(state, program_of(config), away, f"{METRICS} {number} {LOST}")
     if program_of(config).keeps_state:
         check_states(home, simulated, run, state)
     return _returned(enrolled.sites, state, dict(enrolled.absent))

@@ -26,16 +26,26 @@ _RISEN = 0.05  # the same
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
 
-def notes(
-    outcome: Outcome,
-    unchanged: Sequence[Mapping[str, Any]],
-    comparison: Mapping[str, Any] | None,
-    evaluation: Mapping[str, Any] | None,
-) -> list[str]:
-    """What a reader must know beside the numbers."""
-    said = []
+def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
+    """What may make the result wrong: how one's own tables were read, risks that are off, and a training that went badly."""
     state = outcome.state
-    simulated = all(site.simulated for site in outcome.sites)
+    said = list(dataset_of(outcome.config).notes) if _is_simulated(outcome) else []
+    if state.stopped:
+        said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
+    if worse := _noise_warning(outcome):
+        said.append(worse)
+    said += _miscalibrated(outcome, evaluation)
+    if not (outcome.program.draws or state.stopped):
+        said += _unfinished(state.rows, outcome.program.stepwise)
+    if outcome.privacy:
+        said += doubts(state.accounts, state.epsilon, terms_of(outcome))
+    return said
+
+
+def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None) -> list[str]:
+    """What else a reader must know beside the numbers."""
+    said = []
+    state, simulated = outcome.state, _is_simulated(outcome)
     if outcome.privacy is None and outcome.config.secure.noise:
         said.append(
             "Hospitals added noise that protects whole hospitals in the sum alone; patients have no epsilon of their own."
@@ -56,8 +66,6 @@ def notes(
         )
     if (split := outcome.config.split.rule) != OWN_SPLIT:
         said.append(f"Held out: {split.words}.")
-    if simulated:
-        said += dataset_of(outcome.config).notes
     if outcome.config.secure.shared_noise:
         trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
         said.append(
@@ -66,8 +74,6 @@ def notes(
         )
     if idle := put_aside(outcome.config):
         said.append(f"With privacy.dp at false these keys had no effect: {', '.join(idle)}.")
-    if worse := _noise_warning(outcome):
-        said.append(worse)
     if outcome.central:
         said += _central_notes(outcome)
     if outcome.config.secure.aggregation:
@@ -93,18 +99,16 @@ def notes(
         said += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
     said += outcome.program.notes(learned, scored=any(state.released.values()))
-    if not (outcome.program.draws or state.stopped):
-        said += _unfinished(state.rows, outcome.program.stepwise)
-    said += _miscalibrated(outcome, evaluation)
-    if state.stopped:
-        said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
-    if outcome.privacy:
-        said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     if comparison:
         said.append(
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
-    return said + _of_unchanged(unchanged, private=outcome.privacy is not None)
+    said += _of_unchanged(unchanged, private=outcome.privacy is not None)
+    return said + list(dataset_of(outcome.config).readings if simulated else ())
+
+
+def _is_simulated(outcome: Outcome) -> bool:
+    return all(site.simulated for site in outcome.sites)
 
 
 def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
@@ -122,7 +126,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
             + (" Epsilon does not cover them." if outcome.privacy or outcome.central else "")
         )
     if state.score_counts:
-        epsilon = max(state.held_out[name] for name in state.score_counts)
+        epsilon = max(state.held_out.values())
         said.append(
             f"Private metrics: counts or sums of held-out patients left {several(sorted(state.score_counts))} with noise. Those "
             f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
@@ -215,10 +219,7 @@ def last_fall(losses: Sequence[float]) -> float:
 
 def terms_of(outcome: Outcome) -> dict[str, Terms]:
     """By what each hospital's epsilon is measured, with the budget of its policy."""
-    return {
-        site.name: Terms(site.name, site.delta, site.relation, site.schema.unit, site.budget, site.accountant)
-        for site in outcome.sites
-    }
+    return {site.name: site.terms for site in outcome.sites}
 
 
 def _asked(program: Program) -> str:

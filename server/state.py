@@ -76,7 +76,8 @@ class RunState:
     ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
     run began or was resumed. They are in no checkpoint.
     ``score_counts``: the noised score counts of the newest evaluation, by site; in no checkpoint. ``held_out``: the epsilon
-    of held-out patients, and ``withheld``: why a site let no metrics leave, as each said last.
+    of held-out patients, ``held_out_accounts``: as
+    ``accounts``, of their ledgers, and ``withheld``: why a site let no metrics leave, as each said last.
     """
 
     arrays: Arrays
@@ -108,6 +109,7 @@ class RunState:
     predictions: dict[str, Predictions] | None = None
     score_counts: dict[str, Noised] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
+    held_out_accounts: dict[str, Account] = field(default_factory=dict)
     withheld: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -115,7 +117,8 @@ class RunState:
         """Whether patients are protected by noise: by the run's configuration, whatever a hospital says."""
         return self.noise_multiplier is not None
 
-    def _account(self, site: str) -> Account:
+    def account(self, site: str) -> Account:
+        """What the server knows of a real hospital's spending."""
         return self.accounts.setdefault(site, Account(run_digest(self.run), self.plan))
 
     def ask(self, exchange: Exchange, request: str, first: DpEvent, later: DpEvent) -> None:
@@ -125,7 +128,7 @@ class RunState:
         """
         kind = request.split()[0]
         for site in [site for site, _ in (*exchange.replies, *exchange.dropped) if not site.simulated]:
-            account = self._account(site.name)
+            account = self.account(site.name)
             if site in exchange.refusals:
                 account.refuse(request)
             else:
@@ -134,7 +137,7 @@ class RunState:
     def ask_lost(self, config: RunConfig, counting: DpEvent, first: DpEvent, later: DpEvent) -> None:
         """Note what may have been asked after this checkpoint, of which a run that goes on knows nothing."""
         for name in self.hospitals:
-            account = self._account(name)
+            account = self.account(name)
             if not account.has(STATISTICS):
                 account.ask(f"{STATISTICS} {LOST}", counting)
             for number in range(self.round + 1, min(self.round + config.checkpoints.every, config.rounds) + 1):
@@ -156,7 +159,7 @@ class RunState:
         if self.private:
             self.epsilon[site] = epsilon
             if charged is not None:
-                self._account(site).hear(request, charged)
+                self.account(site).hear(request, charged)
 
     def welcome(self, site: Site) -> Site:
         """A real hospital at its place, by which strategies know it: its own where it was here before, else a new one."""

@@ -19,7 +19,7 @@ from polyclinic.releases.measured import Noised
 from polyclinic.server.accounts import bound
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.federate import Outcome
-from polyclinic.server.notes import notes, terms_of
+from polyclinic.server.notes import cautions, notes, terms_of
 from polyclinic.server.tracking import tracker_note
 
 
@@ -37,6 +37,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     objective = outcome.program.objective(site.schema) if outcome.program.judged else None
     by = judge_of(objective) if objective else CLASSES
     evaluation = _evaluation(outcome, by) if outcome.program.judged else None
+    first = cautions(outcome, evaluation)
     return {
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
@@ -71,7 +72,8 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "floor": _floor(outcome, objective, by) if objective else None,
         "comparison": comparison, "dropouts": state.dropouts, "unchanged": unchanged,
         "stopped": state.stopped, "simulation": simulated, "shared_noise": config.secure.shared_noise,
-        "statement": statement, "notes": notes(outcome, unchanged, comparison, evaluation) + tracker_note(run_dir),
+        "statement": statement, "cautions": len(first),
+        "notes": [*first, *notes(outcome, unchanged, comparison), *tracker_note(run_dir)],
     }  # fmt: skip
 
 
@@ -107,7 +109,7 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     state = outcome.state
     if not (state.score_counts or state.withheld):
         return None
-    spent = [(state.held_out[site.name], site.delta) for site in outcome.sites if site.name in state.score_counts]
+    spent = [(state.held_out[site.name], site.delta) for site in outcome.sites if site.name in state.held_out]
     return {
         "epsilon": max((epsilon for epsilon, _ in spent), default=None),
         "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,

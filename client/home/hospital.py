@@ -113,6 +113,13 @@ class Hospital:
         """Whether a run chose who is held out, so that each ledger's patients may be on either side."""
         return not self.simulated and self.records.split != OWN_SPLIT
 
+    def metrics_epsilon(self, config: RunConfig) -> float | None:
+        """The most that a run's private metrics may cost held-out patients, 0 for none; None where exact ones leave."""
+        # Exact metrics of sides that a run chose would tell of the few patients in whom two of them differ.
+        if config.evaluation.metrics == "exact" and self.policy.release_metrics and not self.moves_patients:
+            return None
+        return 0.0 if config.evaluation.metrics == "none" else self.policy.metrics_epsilon
+
     def stream(self, purpose: str, round: int) -> Stream:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
         return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)

@@ -92,7 +92,7 @@ def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Dat
         schema=schema.model_copy(update={"columns": columns}), licence="yours", citation="yours", rows=len(records),
         patients=records[schema.patient_id.name].nunique() if schema.patient_id else len(records), default_sites=len(sites),
         default_partitioner="natural", load=lambda: records.copy(), available=lambda: True, natural_sites=tuple(sites),
-        notes=tuple(notes),
+        notes=tuple(notes), own_numbers=schema.patient_id is not None,
     )  # fmt: skip
 
 

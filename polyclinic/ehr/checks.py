@@ -43,10 +43,7 @@ def require_names(present: Sequence[str], names: Sequence[str], source: str) -> 
 
 def _refuse(source: str, name: str, kinds: Iterable[tuple[Bools, str]]) -> None:
     """Raise CellsRefused unless no cell is bad in any way. kinds: which cells are, and the problem."""
-    faults = [
-        Fault(source, name, problem, int(np.argmax(bad)) + 1, int(bad.sum())) for bad, problem in kinds if bad.any()
-    ]
-    if faults:
+    if faults := [Fault(source, name, problem, np.flatnonzero(bad)) for bad, problem in kinds if bad.any()]:
         raise CellsRefused(faults)
 
 

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
+import numpy as np
+
 from polyclinic.errors import DataError, several
+from polyclinic.types import Ints
 
 T = TypeVar("T")
 _MOST_LINES = 20
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Fault:
-    """One kind of fault in one column: how many ``cells`` have it, the first in data row ``row`` (from 1) of ``source``."""
+    """One kind of fault in one column of ``source``: the data ``rows`` (from 0) whose cells have it."""
 
     source: str
     column: str
     problem: str
-    row: int
-    cells: int = 1
+    rows: Ints = field(repr=False)
 
     def __str__(self) -> str:
-        more = f" and {self.cells - 1:,} more" if self.cells > 1 else ""
-        return f"{self.source}: column {self.column!r}, data row {self.row}{more}: {self.problem}."
+        more = f" and {len(self.rows) - 1:,} more" if len(self.rows) > 1 else ""
+        return f"{self.source}: column {self.column!r}, data row {min(self.rows) + 1}{more}: {self.problem}."
 
 
 class CellsRefused(DataError):
@@ -35,10 +37,8 @@ class CellsRefused(DataError):
         for fault in faults:
             before = kinds.setdefault((fault.source, fault.column, fault.problem), fault)
             if before is not fault:
-                first = min(before.row, fault.row)
-                kinds[fault.source, fault.column, fault.problem] = replace(
-                    before, row=first, cells=before.cells + fault.cells
-                )
+                rows = np.concatenate([before.rows, fault.rows])
+                kinds[fault.source, fault.column, fault.problem] = replace(before, rows=rows)
         self.faults = tuple(kinds.values())
         super().__init__(self.faults)
 
@@ -48,7 +48,7 @@ class CellsRefused(DataError):
 
     def after(self, rows: int) -> CellsRefused:
         """The same, where so many rows lie before those that were counted."""
-        return CellsRefused(replace(fault, row=fault.row + rows) for fault in self.faults)
+        return CellsRefused(replace(fault, rows=fault.rows + rows) for fault in self.faults)
 
 
 def all_or_faults(calls: Iterable[Callable[[], T]]) -> list[T]:

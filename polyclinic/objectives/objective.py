@@ -192,28 +192,42 @@ def telling_labels(objective: Objective) -> Labels:
     return labels[slopes.abs().sum(1).numpy() > 0][[-1, 0]]
 
 
-def check_losses(objective: Objective) -> None:
-    """Raises ConfigError for losses that are not one finite, differentiable number for each row, a function of that row alone.
+def check_rows_apart(objective: Objective) -> None:
+    """Raises ConfigError for losses and predictions of a row that depend on other rows or on what was computed before.
 
-    It is tried on made-up outputs and labels: a check that can find carelessness, and cannot prove that code written to deceive
-    behaves.
+    Losses must be one finite, differentiable number for each row. Both are tried on made-up outputs and labels: a check that can
+    find carelessness, and cannot prove that code written to deceive behaves.
     """
     rows = 7
-    outputs = torch.linspace(-2, 2, rows * objective.logits, dtype=torch.float64).reshape(rows, -1).requires_grad_()
+    outputs = torch.linspace(-2, 2, rows * objective.logits, dtype=torch.float64).reshape(rows, -1)
     labels = torch.from_numpy(made_up_labels(objective.labels, rows))
-    try:
+
+    def losses(outputs: Tensor, labels: Tensor) -> list[Tensor]:
+        outputs = outputs.clone().requires_grad_()
         losses = objective.losses(outputs, labels)
-        alone = [objective.losses(outputs[row : row + 1], labels[row : row + 1]) for row in range(rows)]
-        whole = torch.autograd.grad(losses.sum(), outputs)[0]
-        apart = torch.autograd.grad(torch.cat(alone).sum(), outputs)[0]
-        fits = losses.shape == (rows,) and bool(torch.isfinite(losses).all() and torch.isfinite(whole).all())
-        fits = fits and torch.allclose(losses, torch.cat(alone)) and torch.allclose(whole, apart)
-    except ConfigError:
-        raise
-    except Exception as error:  # a stranger's code may raise anything
-        raise objective.refuse(f"whose losses cannot be computed ({type(error).__name__})") from error
-    if not fits:
-        raise objective.refuse(
-            "whose losses must be one finite number for each row that depends on that row alone, so that clipping one patient "
-            "bounds that patient's influence"
-        )
+        return [losses, torch.autograd.grad(losses.sum(), outputs)[0]]
+
+    def predictions(outputs: Tensor, labels: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            return [objective.predictions(outputs.clone())]
+
+    for what, number, compute, form in (
+        ("losses", "one finite number", losses, (rows,)),
+        ("predictions", "finite, one for each of its columns,", predictions, (rows, len(objective.columns))),
+    ):
+        try:
+            together = compute(outputs, labels)
+            alone = [compute(outputs[row : row + 1], labels[row : row + 1]) for row in range(rows)]
+            compute(3 * outputs.flip(0) + 0.5, labels.flip(0))
+            parts = [*compute(outputs, labels), *map(torch.cat, zip(*alone, strict=True))]
+            fits = together[0].shape == form and all(bool(torch.isfinite(part).all()) for part in together)
+            fits = fits and all(torch.allclose(*pair) for pair in zip(together + together, parts, strict=True))
+        except ConfigError:
+            raise
+        except Exception as error:  # a stranger's code may raise anything
+            raise objective.refuse(f"whose {what} cannot be computed ({type(error).__name__})") from error
+        if not fits:
+            raise objective.refuse(
+                f"whose {what} of a row must be {number} and depend on that row alone, so that clipping one patient bounds that "
+                "patient's influence"
+            )

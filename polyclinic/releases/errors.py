@@ -16,6 +16,7 @@ import numpy as np
 from polyclinic.ehr.encoding import public_scale
 from polyclinic.privacy.mechanisms import FINE
 from polyclinic.releases.measured import Measured, Noised
+from polyclinic.releases.question import Pricing
 from polyclinic.releases.scores import LEAST, LabelScores, Scores
 from polyclinic.types import Floats, Ints, Labels
 
@@ -146,3 +147,14 @@ def question_of(objective: Objective) -> tuple[type[Measured], Objective | int] 
     if question is None:
         return None
     return question, len(objective.columns) if issubclass(question, Scores) else objective
+
+
+def affordable_question(
+    objective: Objective, most: float, budget: float | None, releases: int, pricing: Pricing
+) -> Measured | None:
+    """The question with the noise at which ``releases`` of it cost ``most``, or ``budget`` if that is less; None as above.
+
+    A hospital asks its records so, and the server counts an answer that was lost by it.
+    """
+    question = question_of(objective)
+    return question and question[0].within(question[1], min(most, budget or most), releases, pricing)

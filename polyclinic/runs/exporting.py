@@ -113,8 +113,8 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
     if column.categories:
         code, count = cells[0], len(column.categories)
         allowed = (code >= -1) & (code < count)
-        if column.other:
-            code = torch.where(allowed, code, column.categories.index(column.other))
+        if column.other or column.nullable:
+            code = torch.where(allowed, code, column.categories.index(column.other) if column.other else -1)
             allowed = torch.ones_like(allowed)
         fits = allowed if column.nullable else allowed & (code >= 0)
         if column.kind == "categorical":

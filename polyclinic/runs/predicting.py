@@ -3,6 +3,7 @@ patients, as far as policies let them leave."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.config.reading import keyword_arguments
-from polyclinic.ehr.checks import require_columns
+from polyclinic.ehr.checks import require_columns, texts
 from polyclinic.ehr.datasets.tables import read_as, read_visits
-from polyclinic.ehr.encoding import Encoded, encode
+from polyclinic.ehr.encoding import Encoded, encode, encode_labels
+from polyclinic.ehr.faults import CellsRefused
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.cells import MISSING, usual_name
-from polyclinic.ehr.sources.chunks import Chunk, typed
+from polyclinic.ehr.sources.chunks import Chunk
 from polyclinic.ehr.sources.columns import ColumnMapping, mapped, own_schema
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
@@ -34,11 +36,13 @@ class Predicted:
     """The predictions of a table's rows, or of its patients where their visits are sequences.
 
     scores: a row for each, and a column for each number that the run's objective predicts: the probability of each class, or a
-    number in the label's unit. encoded: the rows before missing cells are filled, with labels as in a shard, None where none was
-    read or the table lacks one. patient: (rows,) whose each is. notes: what of the table was left out.
+    number in the label's unit; NaN in the rows that have a cell which the schema does not allow. places: (predicted,) the other
+    rows. encoded: these rows before missing cells are filled, with labels as in a shard, None where none was read or the table
+    lacks one. patient: (predicted,) whose each is. notes: what of the table was left out or read otherwise.
     """
 
     scores: pd.DataFrame
+    places: Ints
     encoded: Encoded
     patient: Ints
     notes: tuple[str, ...] = ()
@@ -62,7 +66,7 @@ def predict(
 
     Raises:
         ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
-        DataError: for a column that is not there and a cell that the schema does not allow.
+        DataError: for a column that is not there, and a label that is missing or not allowed.
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
@@ -79,15 +83,53 @@ def predict(
         records = read_as(table, schema)
     else:
         records = _as_schema(table, schema, mapping or ColumnMapping(), source)
-    encoded = encode(records, schema, source)
+    strange = _without_strangers(records, schema)
+    encoded, places, refused = _allowed(records, schema, source)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
     rows = Rows(x, made_up_labels(objective.labels, len(x)), np.arange(len(x)), len(x))
-    (scores,) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
+    scores = np.full((len(records), len(objective.columns)), np.nan)
+    if len(places):
+        (scores[places],) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
     named = usual_name(list(map(str, table.columns)), [schema.patient_id.name] if schema.patient_id else [])
-    patient = np.arange(len(x)) if of_visits or named not in table else pd.factorize(table[named])[0]
-    return Predicted(pd.DataFrame(scores, index=index, columns=list(objective.columns)), encoded, patient, tuple(notes))
+    patient = np.arange(len(records)) if of_visits or named not in table else pd.factorize(table[named])[0]
+    return Predicted(
+        pd.DataFrame(scores, index=index, columns=list(objective.columns)), places, encoded, patient[places],
+        (*notes, *strange, *refused),
+    )  # fmt: skip
+
+
+def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
+    """Make unknown categories of columns that may be missing, and have no category for others, missing; a note counts them."""
+    counts = Counter[str]()
+    for column in schema.features:
+        if column.categories and column.kind != "code_set" and column.nullable and not column.other:
+            cells = pd.Series(texts(records[column.name]), index=records.index, dtype=object)
+            known = cells.isin(["", *column.categories])
+            records[column.name] = cells.where(known & (cells != ""), None)
+            counts[column.name] = int((~known).sum())
+    read = [f"{name!r} ({count:,})" for name, count in counts.items() if count]
+    return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
+
+
+def _allowed(records: pd.DataFrame, schema: Schema, source: str) -> tuple[Encoded, Ints, list[str]]:
+    """The encoded rows whose features the schema allows, their places, and a note that counts the others.
+
+    Raises CellsRefused for a label that is missing or not allowed.
+    """
+    if all(label.name in records for label in schema.labels):
+        encode_labels(records, schema, source)  # before rows are left out, so that it names their places
+    places = np.arange(len(records))
+    try:
+        return encode(records, schema, source), places, []
+    except CellsRefused as error:
+        refused = [
+            f"{fault.column!r} ({len(fault.rows):,}: {fault.problem.partition(';')[0]})" for fault in error.faults
+        ]
+        places = np.setdiff1d(places, np.concatenate([fault.rows for fault in error.faults]))
+    lost = f"{len(records) - len(places):,} of {len(records):,} rows have no prediction, for cells that the model cannot read: "
+    return encode(records.iloc[places], schema, source), places, [f"{lost}{several(refused, most=8)}."]
 
 
 def trained_on(rows: Encoded, trained: Iterable[Rows]) -> int:
@@ -210,4 +252,4 @@ def _as_schema(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, sour
             cells[name] = cells[name].mask(cells[name].isin(marks), None)
     require_columns(cells, tuple(column for column in own.columns if column.is_read), source)
     (chunk,) = mapped([Chunk(cells, source, 0)], mapping, part)
-    return typed(chunk, part)
+    return chunk.records

@@ -102,4 +102,5 @@ class Summary(_Part):
     simulation: bool = True
     shared_noise: bool = False
     statement: Record = Field(default_factory=dict)
+    cautions: int = 0
     notes: list[str] = Field(default_factory=list)

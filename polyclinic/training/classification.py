@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.objectives.objective import Objective, check_losses
+from polyclinic.objectives.objective import Objective, check_rows_apart
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
@@ -136,9 +136,9 @@ class Towards:
         return event(settings, begun)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """As the task does; raises ConfigError also for losses that mix rows."""
+        """As the task does; raises ConfigError also for losses or predictions that mix rows."""
         check(build, arrays, features, engine, private)
-        check_losses(self.objective)
+        check_rows_apart(self.objective)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings

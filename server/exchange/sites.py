@@ -17,6 +17,7 @@ from flwr.serverapp import Grid
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
+from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.wire.arrays import MERGED, WEIGHT, filled, size_of, unreadable
 from polyclinic.wire.messages import RECORD, REFUSED, Request
 from polyclinic.wire.passing import PassingGrid
@@ -31,7 +32,7 @@ class Site:
 
     ``budget`` None is unlimited. ``elsewhere``: in how many other hospitals one of its patients may also be, at most.
     ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows. ``versions``: of what it
-    computes with, by name.
+    computes with, by name. ``metrics_epsilon``: the most that the run's private metrics may cost its held-out patients.
     """
 
     index: int
@@ -46,11 +47,17 @@ class Site:
     elsewhere: int = 0
     knows_others: bool = False
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
+    metrics_epsilon: float = 0.0
 
     @property
     def id(self) -> int:
         """The node id that strategies see."""
         return self.index + 1
+
+    @property
+    def terms(self) -> Terms:
+        """By what its epsilon is measured, with the budget of its policy."""
+        return Terms(self.name, self.delta, self.relation, self.schema.unit, self.budget, self.accountant)
 
     def told(self) -> dict[str, Any]:
         """What it said and its node, as plain values, without the schema, which all hospitals of a run share."""

@@ -64,6 +64,7 @@ class _Told(_Who):
     accountant: Literal["pld", "rdp"]
     elsewhere: Annotated[int, Field(ge=0, lt=1000)]
     knows_others: bool
+    metrics_epsilon: float = Field(ge=0, allow_inf_nan=False)
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,7 @@ def _sites(
             sites.append(Site(
                 place if simulated else len(sites), told.site, node, simulated, schema(told.schema_), told.delta,
                 told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
+                told.metrics_epsilon,
             ))  # fmt: skip
         except (PolyclinicError, TypeError, ValueError, RecursionError):
             dropped.append(_unread(node_title(node, names), "schema"))

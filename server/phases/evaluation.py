@@ -9,23 +9,28 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from polyclinic.config import RunConfig
+from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.metrics import Metrics
 from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.plugins import evaluator_named
-from polyclinic.releases.errors import question_of
+from polyclinic.privacy.ledger.terms import check_told, from_text, plan_text, run_digest
+from polyclinic.programs import Program
+from polyclinic.releases.errors import affordable_question, question_of
 from polyclinic.releases.measured import Noised
 from polyclinic.releases.question import Pricing
+from polyclinic.server.accounts import ROUNDING, Account, bound
 from polyclinic.server.exchange.merging import metrics_of
 from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
-from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
+METRICS = "metrics"
 _LONGEST = 300
 
 
@@ -51,7 +56,10 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         return [{"round": number, "site": site.name} | dict.fromkeys(by.by_round) for site in run.sites]
     messages = run.strategy.configure_evaluate(number, to_record(model), ConfigRecord(), view)
     exchange = view.exchange(messages, run.config.timeout)
-    replies = accept(exchange, state, number, problem)
+    name = f"{METRICS} {number}"
+    if private:
+        _note_costs(run, state, exchange, name)
+    replies = accept(exchange, state, number, problem, request=name)
     rows: list[dict[str, Any]] = []
     for site, reply in replies:
         metrics: Mapping[str, Any] = metrics_of(reply)
@@ -59,7 +67,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             state.patients[site.name] = max(int(metrics["patients"]), 0)
         if COUNTS in reply.content or "withheld" in reply.content.get(RECORD, {}):
             try:
-                metrics = _private(state, site, run.program.objective(site.schema), reply)
+                metrics = _private(state, site, run.program.objective(site.schema), reply, name)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
         state.released[site.name] = "held-out-patients" in metrics or site.name in state.score_counts
@@ -124,7 +132,57 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
         ) from error
 
 
-def _private(state: RunState, site: Site, objective: Objective, reply: Message) -> Metrics:
+def _note_costs(run: Run, state: RunState, exchange: Exchange, request: str) -> None:
+    """Note what private metrics cost each real hospital, unless it refused or withheld them."""
+    withheld = [site for site, reply in exchange.replies if COUNTS not in reply.content]
+    for site in [site for site, _ in (*exchange.replies, *exchange.dropped)]:
+        if site in withheld or site in exchange.refusals:
+            for account in _accounts(state, site.name):
+                account.refuse(request)
+        else:
+            ask_private(state, run.program, site, request)
+
+
+def _accounts(state: RunState, name: str) -> list[Account]:
+    return [accounts[name] for accounts in (state.held_out_accounts, state.accounts) if name in accounts]
+
+
+def ask_private(state: RunState, program: Program, site: Site, request: str) -> None:
+    """Note that a real hospital may have been charged for the private metrics of a ``request``.
+
+    Where the run chose who is held out, training patients paid for them too.
+    """
+    config, pricing = program.config, Pricing(site.delta, site.accountant, site.relation)
+    objective, releases = program.objective(site.schema), min(config.evaluation.releases, config.rounds)
+    if site.simulated or not site.metrics_epsilon:
+        return
+    try:
+        question = affordable_question(objective, site.metrics_epsilon, site.budget, releases, pricing)
+    except ConfigError:  # no noise costs so little, so the hospital refuses
+        return
+    if question is not None:
+        own = Account(run_digest(state.run), plan_text([(question.event, releases)]))
+        state.held_out_accounts.setdefault(site.name, own).ask(request, question.event)
+        if state.private and config.split.rule != OWN_SPLIT:
+            state.account(site.name).ask(request, question.event)
+
+
+def count_lost_metrics(config: RunConfig, state: RunState, sites: Sequence[Site]) -> None:
+    """Count in ``state.held_out`` what private metrics cost also where their answer was lost, and say so."""
+    for site in sites:
+        account, said = state.held_out_accounts.get(site.name), state.held_out.get(site.name)
+        counted = bound(account, said, site.terms) or 0.0
+        if account and account.unanswered and config.split.rule != OWN_SPLIT:
+            counted = max(counted, bound(state.accounts.get(site.name), None, site.terms) or 0.0)
+        if counted > (said or 0.0) * (1 + ROUNDING):
+            state.held_out[site.name] = counted
+            state.withheld[site.name] = (
+                "private metrics whose answer never came may have been charged, so that an epsilon of its held-out patients of "
+                f"{counted:.4g} counts"
+            )
+
+
+def _private(state: RunState, site: Site, objective: Objective, reply: Message, request: str) -> Metrics:
     """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
     said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
     fields = said if isinstance(said, ConfigRecord) else {}
@@ -136,6 +194,8 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message) 
             raise TypeError("no arrays")
         counts = from_record(record)["counts"].astype(np.float64)
         epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
+        if charged := str(fields.get("held-out-charged", "")):
+            check_told(from_text(charged), site.relation)
         found = question_of(objective)
         if found is None:
             raise ValueError("counts that nobody asked for")
@@ -146,8 +206,10 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message) 
         least = Pricing(site.delta, site.accountant, site.relation).cost(question.event)
         if not (0 <= epsilon < np.inf and 0 < deviation < np.inf and least < np.inf):
             raise ValueError("an epsilon or a deviation that cannot be")
-    except (LookupError, TypeError, ValueError, PolyclinicError):
+    except (LookupError, TypeError, ValueError, RecursionError, PolyclinicError):
         raise PolyclinicError("its private metrics cannot be read") from None
+    if charged and (account := state.held_out_accounts.get(site.name)):
+        account.hear(request, charged)
     state.score_counts[site.name] = question.noised(counts, deviation)
     state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
     return state.score_counts[site.name].values()

@@ -90,3 +90,13 @@ def test_a_model_of_another_number_of_outputs_is_refused_before_the_ledger(tmp_p
     hospital, two = make_hospital(tmp_path), RunConfig(objective="quantile", objective_options={"levels": [0.1, 0.9]})
     refused = train(hospital, two, model(CONFIG))
     assert refused.has_error() and not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
+@pytest.mark.parametrize("kind", ["Ranked", "Remembering"])
+def test_predictions_that_depend_on_other_rows_are_refused_before_any_ledger(tmp_path: Path, kind: str) -> None:
+    name = f"tests.objectives.test_objectives:{kind}"
+    hospital = make_hospital(tmp_path, STRICT + f'allowed-objectives = ["{name}"]\n')
+    config = RunConfig(objective=name)
+    for reply in (train(hospital, config, model(CONFIG)), evaluate(hospital, config)):
+        assert "predictions of a row must be finite" in reply.error.reason
+    assert not ledger(hospital).events() and not (tmp_path / "home" / "held-out.sqlite").exists()

@@ -19,7 +19,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.objectives.classes import Binary, Classification, Ordinal
 from polyclinic.objectives.counts import NegativeBinomial, Poisson
 from polyclinic.objectives.numbers import Huber, Quantile, Squared
-from polyclinic.objectives.objective import Objective, check_losses, made_up_labels
+from polyclinic.objectives.objective import Objective, check_rows_apart, made_up_labels
 from polyclinic.objectives.sets import MultiLabel
 from polyclinic.objectives.survival import Hazards
 from polyclinic.plugins import BUILT_IN, objective_of
@@ -73,7 +73,7 @@ def test_every_objective_is_tested_here() -> None:
 @pytest.mark.parametrize("name", TAKEN)
 def test_losses_are_of_each_row_alone_and_predictions_fit_their_columns(name: str) -> None:
     objective = made(name)
-    check_losses(objective)
+    check_rows_apart(objective)
     outputs = torch.linspace(1, -1, 5 * objective.logits, dtype=torch.float64).reshape(5, -1)
     predicted = objective.predictions(outputs)
     assert predicted.shape == (5, len(objective.columns)) and predicted.isfinite().all()
@@ -234,6 +234,40 @@ class Mixing(Squared):
 
 
 @dataclass(frozen=True)
+class Ranked(Squared):
+    """Predictions that depend on the other rows."""
+
+    name: ClassVar[str] = "ranked"
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        return super().predictions(outputs - outputs.mean())
+
+
+@dataclass(frozen=True)
+class Remembering(Squared):
+    """Predictions that depend on which were computed before."""
+
+    name: ClassVar[str] = "remembering"
+    seen: ClassVar[list[float]] = []
+
+    def predictions(self, outputs: Tensor) -> Tensor:
+        self.seen.append(float(outputs.abs().max()))
+        return super().predictions(outputs * len(self.seen) / sum(self.seen))
+
+
+@dataclass(frozen=True)
+class Drifting(Squared):
+    """Losses that depend on which were computed before."""
+
+    name: ClassVar[str] = "drifting"
+    seen: ClassVar[list[float]] = []
+
+    def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        self.seen.append(float(outputs.detach().abs().max()))
+        return super().losses(outputs, labels) * len(self.seen) / sum(self.seen)
+
+
+@dataclass(frozen=True)
 class Cubic(Squared):
     """The third power of what was missed: a loss of one's own."""
 
@@ -246,9 +280,17 @@ class Cubic(Squared):
 def test_a_loss_of_ones_own_must_be_of_each_row_alone() -> None:
     labels = schema("days").labels
     config = RunConfig(objective="tests.objectives.test_objectives:Cubic")
-    check_losses(objective_of(config, labels))
-    with pytest.raises(ConfigError, match="must be one finite number for each row that depends on that row alone"):
-        check_losses(Mixing(labels))
+    check_rows_apart(objective_of(config, labels))
+    with pytest.raises(ConfigError, match="losses of a row must be one finite number and depend on that row alone"):
+        check_rows_apart(Mixing(labels))
+    with pytest.raises(ConfigError, match="losses of a row must be one finite number"):
+        check_rows_apart(Drifting(labels))
+    for kind in (Ranked, Remembering):
+        with pytest.raises(
+            ConfigError,
+            match="predictions of a row must be finite, one for each of its columns, and depend on that row alone",
+        ):
+            check_rows_apart(kind(labels))
     with pytest.raises(ConfigError, match="must stand for a subclass of"):
         objective_of(RunConfig(objective="math:sqrt"), labels)
 

@@ -99,7 +99,8 @@ def test_every_fault_in_the_list_has_its_test() -> None:
     assert rows == written
 
 
-def test_every_test_that_the_threat_model_names_is_there() -> None:
-    named = set(re.findall(r"`(test_\w+)`", (ROOT / "docs/security.md").read_text()))
+@pytest.mark.parametrize("page", ["docs/security.md", "docs/reference/faults.md"])
+def test_every_test_that_a_page_on_attacks_names_is_there(page: str) -> None:
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / page).read_text()))
     text = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     assert len(named) > 30 and named <= set(re.findall(r"^def (test_\w+)\(", text, re.M))

@@ -149,13 +149,22 @@ def test_torchscript_holds_it_all_and_refuses_what_the_schema_does(
     assert described["output"]["classes"] == ["0", "1"] and described["model_sha256"] == result.summary["model_sha256"]
     for rows in (table, table.iloc[:1]):
         assert np.allclose(loaded(tensors(rows, described)).numpy(), result.predict(rows).to_numpy(), atol=1e-5)
-    strange = table.iloc[:5].copy()
+    strange = table.iloc[:8].copy()
     strange.loc[0, "lab (mg/l)"] = 233.2
     strange.loc[1, "arm"] = "z"
     strange.loc[2, "smokes"] = 0.5
     strange.loc[3, "arm"] = None
-    bare = np.isnan(loaded(tensors(strange, described)).numpy()).all(axis=1)
-    assert bare.tolist() == [True, True, True, True, False]
+    strange.loc[4, ["sex", "grade"]] = "z"
+    strange.loc[5, "ward"] = "z"
+    scores = loaded(tensors(strange, described)).numpy()
+    assert np.isnan(scores).all(axis=1).tolist() == [True, True, True, True, False, False, False, False]
+    with pytest.warns(UserWarning) as told:
+        assert np.allclose(result.predict(strange).to_numpy(), scores, atol=1e-5, equal_nan=True)
+    notes = " ".join(str(warning.message) for warning in told)
+    assert "read as missing, in 'sex' (1), 'grade' (1)." in notes
+    assert (
+        "4 of 8 rows have no prediction" in notes and "'arm' (1: the category is unknown), 'arm' (1: the cell" in notes
+    )
 
 
 def test_what_cannot_be_exported_is_one_sentence(
@@ -198,13 +207,15 @@ def test_onnx_takes_categories_as_texts(trained: Callable[..., RunResult], tmp_p
     import onnxruntime
 
     result, table = trained("constant"), records(50, seed=3)
+    table.loc[0, ["sex", "ward"]], table.loc[1, "arm"] = "z", "z"
     path = result.export(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(str(path))
     described = json.loads((tmp_path / "model.onnx.json").read_text())
     assert json.loads(session.get_modelmeta().custom_metadata_map["polyclinic.json"]) == described
     assert [column.name for column in session.get_inputs()] == [column["name"] for column in described["inputs"]]
     (scores,) = session.run(["probabilities"], inputs(table, described))
-    assert np.allclose(scores, result.predict(table).to_numpy(), atol=1e-5)
+    with pytest.warns(UserWarning, match="read as missing, in 'sex' \\(1\\)"):
+        assert np.allclose(scores, result.predict(table).to_numpy(), atol=1e-5, equal_nan=True)
     (refused,) = session.run(None, inputs(table.assign(arm="z"), described))
     assert np.isnan(refused).all()
 

@@ -89,6 +89,38 @@ def test_tables_are_read_as_they_were_for_the_run(tmp_path: Path) -> None:
             result.predict(wrong)
 
 
+def test_a_row_that_the_model_cannot_read_has_no_prediction_and_the_others_have_theirs(
+    tmp_path: Path, as_json: Callable[..., Any], command: Callable[..., Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({
+        "mrn": range(200), "age": rng.integers(20, 90, 200), "sex": rng.choice(["female", "male", "other sex"], 200),
+        "ward": pd.Series(rng.choice(["east", "west", "north"], 200)).where(rng.random(200) > 0.1, ""),
+    })  # fmt: skip
+    table["died"] = (table["age"] + rng.normal(0, 10, 200) > 60).astype(int)
+    result = Federation.from_tables({"a": table[::2], "b": table[1::2]}, "died", "mrn", out=str(tmp_path)).run(
+        rounds=1, privacy={"delta": 0.002}, pictures=False
+    )
+    new = table.head(6).astype({"age": object})
+    new.loc[1, "sex"], new.loc[2, "age"], new.loc[3, "ward"] = "unheard of", "", "Martian"
+    new.to_csv(tmp_path / "new.csv", index=False)
+    answer = as_json("predict", str(result.path), str(tmp_path / "new.csv"), "--out", str(tmp_path / "p.csv"))
+    scores, whole = pd.read_csv(tmp_path / "p.csv", index_col="row"), result.predict(table.head(6))
+    assert scores["1"].isna().tolist() == [False, True, True, False, False, False]
+    assert np.allclose(scores.loc[[0, 4, 5]], whole.loc[[0, 4, 5]])
+    ward_missing = result.predict(table.head(6).assign(ward="")).loc[3]
+    assert np.allclose(scores.loc[3], ward_missing)
+    notes = " ".join(answer["notes"])
+    assert "2 of 6 rows have no prediction" in notes and "'sex' (1: the category is unknown)" in notes
+    assert "'age' (1: the cell is empty" in notes and "read as missing, in 'ward' (1)" in notes
+    assert "Martian" not in notes and "unheard" not in notes
+    judged = as_json("evaluate", str(result.path), str(tmp_path / "new.csv"))
+    assert judged["rows"] == judged["patients"] == 4 and any("2 of 6 rows" in note for note in judged["notes"])
+    new.assign(age="").to_csv(tmp_path / "ageless.csv", index=False)
+    refused = command("evaluate", str(result.path), str(tmp_path / "ageless.csv"))
+    assert refused.returncode == 2 and "no row can be judged" in refused.stderr and "'age' (6:" in refused.stderr
+
+
 def test_a_run_without_a_classifier_predicts_nothing(tmp_path: Path) -> None:
     result = Federation.from_dataset("trial", out=str(tmp_path)).run(
         task="synthesis", synthesis={"rows": 50, "quality": False}, pictures=False

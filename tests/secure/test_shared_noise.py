@@ -173,12 +173,13 @@ def test_every_hospital_is_charged_for_every_sum_and_keeps_to_its_epsilon(tmp_pa
 def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quick: Quick, tmp_path: Path) -> None:
     trace = tmp_path / "away.csv"
     trace.write_text("round,site\n1,hospital-2\n1,hospital-3\n1,hospital-4\n")
-    said = quick(
+    summary = quick(
         **SHARED,
         simulation={"availability": str(trace)},
         secure={"dropouts": 1},
         privacy={"patients_per_site": 90},
-    ).summary["notes"]
+    ).summary
+    said = summary["notes"][summary["cautions"] :]
     assert said[0].endswith("in everything that the server learned: each round's sum of updates.")
     assert "as long as the other hospitals add their shares" in said[1]
     assert said[-1].startswith("Round 1: 1 hospital replied") and said[-1].endswith(
@@ -189,12 +190,10 @@ def test_the_notes_say_whom_epsilon_counts_on_and_count_one_hospital_as_one(quic
 
 def test_where_all_hospitals_know_each_other_epsilon_does_not_count_on_the_server(tmp_path: Path) -> None:
     _, outcome = recorded(tmp_path, **SHARED, rounds=1, privacy={"patients_per_site": 100})
-    assert "and the server keeps to the protocol" in notes(outcome, [], None, None)[1]
+    assert "and the server keeps to the protocol" in notes(outcome, [], None)[1]
     for knowing in (3, 4):
         sites = [replace(site, knows_others=site.index < knowing) for site in outcome.sites]
-        (said,) = [
-            note for note in notes(replace(outcome, sites=tuple(sites)), [], None, None) if "noise is shared" in note
-        ]
+        (said,) = [note for note in notes(replace(outcome, sites=tuple(sites)), [], None) if "noise is shared" in note]
         assert ("the server keeps to the protocol" in said) == (knowing < 4)
         assert "as long as the other hospitals add their shares" in said
 

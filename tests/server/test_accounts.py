@@ -146,6 +146,40 @@ def test_fault_38_charges_in_no_plan_do_not_make_epsilon_smaller(hospitals: Path
     assert summary["statement"]["sites"]["north"]["epsilon"] >= own * (1 - 1e-9)
 
 
+def held_out(folder: Path, name: str) -> float:
+    return Ledger.read(folder / name / "home" / "held-out.sqlite").spent()
+
+
+@pytest.mark.parametrize("turn", [1, 2])
+def test_a_lost_answer_of_private_metrics_is_in_the_statement(hospitals: Path, turn: int) -> None:
+    for name in ("south", "west"):  # whose held-out patients pay nothing
+        path = hospitals / name / "hospital.toml"
+        path.write_text(path.read_text() + "metrics-epsilon = 0\n")
+    summary = run(hospitals, loses("evaluate", turn), **{"evaluation.releases": 2})
+    own = held_out(hospitals, "north")
+    assert summary["private_metrics"]["epsilon"] == pytest.approx(own, rel=1e-9) and own > 0.5
+    [note] = [note for note in summary["notes"] if "north: private metrics whose answer never came" in note]
+    assert f"{own:.4g} counts" in note
+
+
+def test_a_lost_answer_of_private_metrics_counts_with_what_held_out_patients_had_spent_before(hospitals: Path) -> None:
+    run(hospitals, lambda kind, turn, content: content, privacy={"epsilon": 1.0})
+    before = held_out(hospitals, "north")
+    summary = run(hospitals, loses("evaluate", 2), privacy={"epsilon": 1.0}, evaluation={"releases": 2})
+    own = held_out(hospitals, "north")
+    assert own > 1.2 * before and summary["private_metrics"]["epsilon"] == pytest.approx(own, rel=1e-9)
+
+
+def test_in_a_run_that_chose_who_is_held_out_training_patients_pay_for_lost_metrics_too(hospitals: Path) -> None:
+    for name in NAMES:
+        path = hospitals / name / "hospital.toml"
+        path.write_text(path.read_text() + "allow-splits = true\n")
+    summary = run(hospitals, loses("evaluate", 1), split={"seed": 3}, evaluation={"releases": 2})
+    site, own = summary["statement"]["sites"]["north"], spent(hospitals, "north")
+    assert site["said"] < own and site["epsilon"] >= own * (1 - 1e-9)
+    assert summary["private_metrics"]["epsilon"] >= held_out(hospitals, "north") * (1 - 1e-9)
+
+
 def test_a_hospital_that_refuses_was_not_charged(hospitals: Path) -> None:
     path = hospitals / "north" / "hospital.toml"
     path.write_text(path.read_text().replace("smallest-shard = 20", "smallest-shard = 20\nmost-local-steps = 1"))

@@ -55,7 +55,7 @@ def predict(
         "notes": list(found.notes),
     }  # fmt: skip
     what = "rows" if scores.index.name == "row" else "patients"
-    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *styled("dim", *found.notes))
+    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *styled("yellow", *found.notes))
 
 
 def _mapping(hospital: Path | None, run: Run) -> ColumnMapping | None:
@@ -174,6 +174,8 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
         raise DataError(
             f"{records}: the label column {run.schema().labels[0].name!r} is missing; `polyclinic predict` needs none."
         )
+    if not len(rows.y):
+        raise DataError(" ".join([f"{records}: no row can be judged.", *notes]))
     trained = None
     try:
         trained = trained_on(rows, _training_rows(run, hospital))
@@ -184,7 +186,7 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
             f"{trained:,} of {len(rows.y):,} rows equal rows that were trained on; if they are the same patients, these figures "
             "are better than those of new ones."
         )
-    return Predictions(rows.y, found.scores.to_numpy(), found.patient), notes, trained
+    return Predictions(rows.y, found.scores.to_numpy()[found.places], found.patient), notes, trained
 
 
 def _training_rows(run: Run, hospital: Path | None) -> list[Rows]:

@@ -172,8 +172,8 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
         screen.print(Text.assemble(("Dropped out", "yellow"), what), soft_wrap=True)
     if len(drops) > _MOST_DROPOUTS:
         screen.print(f"{len(drops) - _MOST_DROPOUTS:,} more dropouts are in summary.json.", style="yellow")
-    for note in summary["notes"]:
-        screen.print(note, style="dim")
+    for number, note in enumerate(summary["notes"]):
+        screen.print(note, style="yellow" if number < summary.get("cautions", 0) else "dim")
 
 
 def show(

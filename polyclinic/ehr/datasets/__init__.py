@@ -95,6 +95,8 @@ def load_shards(
     shards = []
     for site, rows in rows_of.items():
         own = checked.at(rows)
+        if dataset.own_numbers and natural and not plan.pool and own.ids is not None:
+            own = replace(own, ids=np.array([patient.removeprefix(f"{site}/") for patient in own.ids], dtype=object))
         if fixed is None and not split.by_share:
             shards.append(divided(own, schema, site, own.test_rows(split, schema, dataset.name)))
             if not shards[-1].train.patients:

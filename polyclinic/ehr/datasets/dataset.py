@@ -30,7 +30,9 @@ class Dataset:
     without a download. fetch: downloads the files to the user's cache and returns the folder (None: nothing to do).
     generate: (sites, patients, seed) -> records, for simulated datasets. fixed_split: the name of a column of the
     records that holds 'train' or 'test', used with the natural sites. flow: how the published rows came to be these,
-    where the loader leaves some out; public, as the data are. notes: sentences that a reader of every run must know.
+    where the loader leaves some out; public, as the data are. notes: what may make a run's result wrong, in
+    sentences. readings: what else was read otherwise than it stands. own_numbers: a patient is the
+    hospital's name, a slash and the hospital's own number, by which its split goes.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Dataset:
     fixed_split: str | None = None
     flow: Flow | None = None
     notes: tuple[str, ...] = ()
+    readings: tuple[str, ...] = ()
+    own_numbers: bool = False
 
     def labelled(self, names: Sequence[str]) -> Dataset:
         """The dataset with these columns as its labels, and without the rows that lack one of them.

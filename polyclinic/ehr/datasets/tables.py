@@ -193,7 +193,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     several_sites = bool(roles.site) or len(frames) > 1
     draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles)
     if all(column.get("role") for column in draft.columns):
-        raise DataError(f"{title}: no column can be learned from. {' '.join(draft.all_notes)}".strip())
+        raise DataError(f"{title}: no column can be learned from. {' '.join(draft.doubts)}".strip())
     if several_sites:
         column = SITE if SITE not in draft.records else f"{SITE} of the table"
         draft.add(sites, name=column, kind="categorical", role="site")
@@ -206,7 +206,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         if again := list(map(str, rows.index[rows.duplicated()])):
             draft.notes.append(f"The rows of {several(again)} are those of another hospital; give a file only once.")
     if twice:
-        draft.notes.append(f"Columns of one name have their place behind it: {several(sorted(twice), most=8)}.")
+        draft.reads("Columns of one name, which have their place behind it", *sorted(twice))
     if time:
         order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time, sites), steps)
         draft, last = unroll(draft, order), order.last
@@ -219,11 +219,14 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     # Columns that are no features may split the patients by time.
     records = pd.DataFrame({**draft.records, **{name: cells[name] for name in cells if name not in draft.records}})
     hospitals = tuple(dict.fromkeys(sites)) if several_sites else ()
-    head = [
+    drafted = (
         "The schema was drafted from the records themselves, which no epsilon covers: a simulation may look; real hospitals need "
-        "public bounds and categories, which `polyclinic schema draft` lists for confirmation.",
+        "public bounds and categories, which `polyclinic schema draft` lists for confirmation."
+    )
+    head = [
         f"The label is {roles.label!r}, the patient {repr(roles.patient) if roles.patient else 'each row'}, the hospital "
-        + (f"the value of {roles.site!r}." if roles.site else "the file." if several_sites else "dealt."),
+        + (f"the value of {roles.site!r}." if roles.site else "the file." if several_sites else "dealt.")
+        + (f" {draft.label}" if draft.label else ""),
     ]
     if not roles.patient:
         copies = int(cells.duplicated().sum())
@@ -233,16 +236,17 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
     if leaking:
         each = "each of " if leaking[1:] else ""
-        head.append(
+        head.insert(
+            0,
             f"Alone, {each}{several(map(repr, leaking), most=12)} tells the label of nearly every row. Leave out by --leave-out "
-            "whatever is written after the outcome, or the model only copies it."
+            "whatever is written after the outcome, or the model only copies it.",
         )
     return Dataset(
         name=title, title=f"{title}, tables of one's own", description="Tables that were given for this run.", schema=schema,
         licence="yours", citation="yours", patients=records[roles.patient].nunique() if roles.patient else len(records),
         rows=len(records), default_sites=len(hospitals) or 4, default_partitioner="natural" if hospitals else "iid",
         load=lambda: records.copy(), available=lambda: True, natural_sites=hospitals,
-        notes=(*head, *notes, *lost, *spelt, *draft.all_notes),
+        notes=(*head, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
     )  # fmt: skip
 
 

@@ -103,14 +103,18 @@ class Roles:
 class Draft:
     """A draft: ``columns`` as ``Schema.from_dict`` takes them, the ``records`` by them, and notes.
 
-    rules: for each column whose cells need more than their name, the keys of a hospital's mapping that read them.
+    rules: for each column whose cells need more than their name, the keys of a hospital's mapping that read them. notes: what may
+    make a result wrong. label: how the label was read. left_out: columns by reason. readings: by how cells were read otherwise
+    than they stand, which were.
     """
 
     columns: list[dict[str, Any]] = field(default_factory=list)
     records: dict[str, pd.Series] = field(default_factory=dict)
     rules: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    label: str = ""
     left_out: dict[str, list[str]] = field(default_factory=dict)
+    readings: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, values: pd.Series, rules: Mapping[str, Any] | None = None, **column: Any) -> None:
         """Add a column and its records."""
@@ -123,10 +127,20 @@ class Draft:
         """Leave a column out."""
         self.left_out.setdefault(why, []).append(name)
 
+    def reads(self, how: str, *what: str) -> None:
+        """Cells are read otherwise than they stand."""
+        self.readings.setdefault(how, []).extend(what)
+
     @property
-    def all_notes(self) -> list[str]:
-        """The notes, and one for each reason why columns were left out."""
-        return self.notes + [f"Left out as {why}: {several(names, most=8)}." for why, names in self.left_out.items()]
+    def doubts(self) -> list[str]:
+        """The notes of what may make a result wrong, and one of the columns that were left out."""
+        reasons = [f"as {why}: {several(names, most=8)}" for why, names in self.left_out.items()]
+        return self.notes + ([f"Left out {'; '.join(reasons)}."] if reasons else [])
+
+    @property
+    def all_readings(self) -> list[str]:
+        """A sentence for each way in which cells were read otherwise than they stand."""
+        return [f"{how}: {several(what, most=8)}." for how, what in self.readings.items()]
 
 
 def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Draft:
@@ -148,6 +162,10 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         if name in roles.leave_out:
             draft.leave_out(name, "asked for")
         elif name == roles.label:
+            if _PLACES.search(name):
+                draft.notes.append(
+                    f"The label {name!r} is a place of residence by its name; name the column of the outcome by --label."
+                )
             if not _add_number_label(draft, name, cells[name], hospitals, decimals.get(name, {})):
                 _add_label(draft, name, cells[name], hospitals)
         elif name == roles.patient:
@@ -164,13 +182,11 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         else:
             _add(draft, name, cells[name], hospitals, decimals.get(name, {}), contents)
     if times := [column["name"] for column in draft.columns if column.get("role") == "time"]:
-        draft.notes.append(
-            f"Dates, which are no features but may split patients (split.time): {several(times, most=8)}."
-        )
+        draft.reads("Dates, which are no features but may split patients (split.time)", *times)
     if commas := {name: decimals[name] for name in draft.rules if "decimal" in draft.rules[name]}:
         at = sorted({hospital for hospitals in commas.values() for hospital in hospitals})
         where = "" if len(at) == hospitals.nunique() else f" at {several(at)}"
-        draft.notes.append(f"Read with decimal commas{where}: {several(commas, most=8)}.")
+        draft.reads(f"Read with decimal commas{where}", *commas)
     return draft
 
 
@@ -276,7 +292,7 @@ def _add_number_label(
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
     unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
-    draft.notes.append(f"The label {name!r} is a number, from {low:g} to {high:g}.")
+    draft.label = f"The label {name!r} is a number, from {low:g} to {high:g}."
     values, column = _bounded(read.values, low, high)
     draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
     return True
@@ -285,9 +301,7 @@ def _add_number_label(
 def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
     if (truth := yes_or_no(cells)) is not None and truth.nunique() > 1:
         if set(cells.unique()) - {"0", "1"}:
-            draft.notes.append(
-                f"The label {name!r} is read as 1 for yes, true, dead or the like, and 0 for the others."
-            )
+            draft.label = f"The label {name!r} is read as 1 for yes, true, dead or the like, and 0 for the others."
         draft.add(pd.to_numeric(truth).astype("int64"), name=name, kind="binary", role="label")
         return
     spelling = same_spelling(cells)
@@ -308,9 +322,9 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
         )
     categories = sorted(counts.index)
     if len(categories) == 2:
-        draft.notes.append(f"The event of the label {name!r} is its second category, {categories[1]!r}.")
+        draft.label = f"The event of the label {name!r} is its second category, {categories[1]!r}."
     else:
-        draft.notes.append(f"The label {name!r} has {len(categories)} categories, each a class of its own.")
+        draft.label = f"The label {name!r} has {len(categories)} categories, each a class of its own."
     if apart := _with_own_words(values, hospitals):
         draft.notes.append(
             f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
@@ -332,7 +346,7 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
     """
     spelling = same_spelling(cells)
     if len(set(spelling.values()) - {""}) > 2 and hospitals.nunique() > 1 and (truth := yes_or_no(cells)) is not None:
-        draft.notes.append(f"Column {name!r} is read as 1 for yes, true or the like, and 0 for no.")
+        draft.reads("Read as 1 for yes, true or the like, and 0 for no", name)
         cells, spelling = truth, {}
     values = cells.map(lambda cell: spelling.get(cell, cell))
     counts = values[values != ""].value_counts()
@@ -354,7 +368,7 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
         categories = sorted(common.index)
         other = next((category for category in categories if category.casefold() == "other"), "other")
         if len(common) == _MOST_CATEGORIES and rest:
-            draft.notes.append(f"Column {name!r} has the {len(common)} commonest categories; all others are {other!r}.")
+            draft.reads(f"Only the {len(common)} commonest categories are read, all others together", name)
         draft.add(
             values.where(values != "", None), rules, name=name, kind="categorical", nullable=bool((values == "").any()),
             **{"categories": list(dict.fromkeys([*categories, other])), "other": other} if rest else {"categories": categories},
@@ -387,24 +401,23 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     )  # "not done" among laboratory values
     if values.count() < (0.5 if measured else _MOST_CELLS) * given or words.nunique() > _MOST_WORDS:
         return False
-    notes: list[str] = []
+    readings: list[tuple[str, str]] = []
     beyond = read.beyond
-    if (unit := _one_unit(name, read, notes)) is None:
+    if (unit := _one_unit(name, read, readings)) is None:
         if not unit_spelling(read.units[read.units != ""].mode().iloc[0]):
             return False
         draft.leave_out(name, "in units that do not convert into each other")
         return True
     codes = missing_codes(values)
     for code in codes:
-        notes.append(
-            f"{int((values == code).sum()):,} cells of column {name!r} are {code:g}, read as a code for missing."
-        )
+        readings.append(("Read as a code for missing", f"{code:g} in {_cells(values == code, name)}"))
     values = values.where(~values.isin(codes)) if codes else values
     numeric = values.dropna()
     if len(words):
-        notes.append(f"{len(words):,} cells of column {name!r} are no numbers, and count as missing.")
+        readings.append(("No numbers, and so missing", f"{len(words):,} cells of {name!r}"))
     if numeric.isin([0.0, 1.0]).all():
-        draft.notes += notes
+        for reading in readings:
+            draft.reads(*reading)
         if numeric.nunique() < 2:
             draft.leave_out(name, "constant")
         else:
@@ -417,16 +430,15 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     if _IDS.search(name) and _has_few(numeric.nunique(), len(numeric)):
         _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""), hospitals)
         return True
-    draft.notes += notes
+    for reading in readings:
+        draft.reads(*reading)
     substance = substance_of(name) if unit else ""
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
-    if (limited := int(beyond.sum())) >= FEWEST_ROWS:
+    if beyond.sum() >= FEWEST_ROWS:
         flag = f"{name} beyond limit"
-        draft.notes.append(
-            f"{limited:,} cells of column {name!r} are beyond a limit of measurement. They are read as the limit, and the column "
-            f"{flag!r} says which they are."
-        )
+        how = "Beyond a limit of measurement, read as the limit, and a column 'NAME beyond limit' says which they are"
+        draft.reads(how, _cells(beyond, name))
         draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")
     whole = bool((numeric % 1 == 0).all())
     numbers = numeric.to_numpy()
@@ -468,7 +480,11 @@ def _missing(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
 _PARTS = ("values", "beyond", "units")
 
 
-def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
+def _cells(chosen: pd.Series, name: str) -> str:
+    return f"{int(chosen.sum()):,} cells of {name!r}"
+
+
+def _one_unit(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str | None:
     """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert."""
     values, units = read.values, read.units
     if not read.is_written:
@@ -485,9 +501,8 @@ def _one_unit(name: str, read: Numbers, notes: list[str]) -> str | None:
             return None
         here = units == other
         values[here] = (values[here] * factor + offset).round(4)
-        notes.append(
-            f"{int(here.sum()):,} cells of column {name!r} are in {unit_spelling(other)}, converted to {unit_spelling(main)}."
-        )
+        units_read = f"from {unit_spelling(other)} to {unit_spelling(main)}"
+        readings.append(("Converted", f"{_cells(here, name)} {units_read}"))
     return unit_spelling(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
 
 

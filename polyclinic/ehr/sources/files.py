@@ -11,8 +11,9 @@ import io
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from polyclinic.ehr.checks import require_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.cells import MISSING
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered
+from polyclinic.ehr.sources.quotes import stray_quotes
 from polyclinic.errors import DataError
 
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet")
@@ -191,7 +193,8 @@ class Dialect:
 
     @classmethod
     def of(cls, file: Path) -> Dialect:
-        """The dialect of a file, from its first line. Raises ValueError for bytes that are no text.
+        """The dialect of a file, from its first line. Raises ValueError for bytes that are no text, DataError for
+        stray quotation marks that swallow lines.
 
         What is not UTF-8 is read as Windows-1252, letter by letter: how a patient's cell is read does not depend on others'.
         """
@@ -201,13 +204,15 @@ class Dialect:
             lines = io.TextIOWrapper(
                 opened, encoding := "utf-16" if wide else "utf-8-sig", "strict" if wide else _MIXED
             )
-            first = ""
-            for line in lines:
-                if "\0" in line:
-                    raise ValueError("no text")
-                if not first and line.strip():
-                    first = re.sub('"[^"]*"', "", line)
-            return cls(encoding, max(",;\t|", key=first.count))
+            text = _without_nul(lines)
+            first = next((line for line in text if line.strip()), "")
+            separator = max(",;\t|", key=re.sub('"[^"]*"', "", first).count)
+            if stray := stray_quotes(chain([first], text), separator):
+                raise DataError(
+                    f"{file}: stray quotation marks ({stray.marks}) would swallow lines of the file ({stray.lines}); delete such "
+                    "a mark, or quote its cell and write it twice there."
+                )
+            return cls(encoding, separator)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -218,6 +223,13 @@ class Dialect:
         """The names in the first line that is not blank."""
         line = pd.read_csv(file, header=None, nrows=1, dtype=str, keep_default_na=False, **self.options).iloc[0]
         return [str(name).strip() for name in line.tolist()]
+
+
+def _without_nul(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        if "\0" in line:
+            raise ValueError("no text")
+        yield line
 
 
 def _csv(

@@ -76,9 +76,10 @@ def draft_schema(
         for why, names in draft.left_out.items()
         for name in names
     ]
+    notes = [*filter(None, [draft.label]), *notes, *draft.doubts, *draft.all_readings]
     unit = "patient" if roles.patient else "record"
     values = {"name": Path(path).stem or "draft", "unit": unit, "columns": [*columns, *ignored]}
-    return SchemaDraft(values, {"columns": draft.rules} if draft.rules else {}, len(cells), (*notes, *draft.all_notes))
+    return SchemaDraft(values, {"columns": draft.rules} if draft.rules else {}, len(cells), tuple(notes))
 
 
 def _to_confirm(column: Mapping[str, Any]) -> dict[str, str]:

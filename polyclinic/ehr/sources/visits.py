@@ -7,7 +7,7 @@ mapping file makes trajectories of events by itself.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -107,7 +107,7 @@ def unroll(draft: Draft, visits: Visits) -> Draft:
     ``before latest``. Of every other column the latest cell that is not missing holds.
     """
     rows, steps, before = visits.rows, visits.steps, visits.before_latest
-    done = Draft(rules=draft.rules, notes=list(draft.notes), left_out=draft.left_out)
+    done = replace(draft, columns=[], records={})
     for column in draft.columns:
         cells = draft.records[column["name"]]
         changes = bool((cells.loc[rows.index].groupby(rows["patient"]).nunique() > 1).any())
@@ -116,7 +116,7 @@ def unroll(draft: Draft, visits: Visits) -> Draft:
         else:
             done.add(visits.latest(cells), **column)
             if changes and column.get("role") in (None, "label"):
-                done.notes.append(f"Column {column['name']!r} changes from visit to visit; the latest holds.")
+                done.reads("Changing from visit to visit, of which the latest cell holds", column["name"])
     if before.any():
         high = float(before[rows["step"] >= 0].quantile(0.995))
         elapsed = {"name": BEFORE_LATEST, "kind": "continuous", "bounds": [0.0, max(high, 1e-9)]}

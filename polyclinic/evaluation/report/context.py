@@ -142,6 +142,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
             exact=judged and not (noised and set(measured) <= noised.keys()),
         ),
         "notes": list(summary.get("notes") or []),
+        "cautions": summary.get("cautions") or 0,
         "summary": summary,
     }
 

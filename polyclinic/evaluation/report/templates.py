@@ -314,7 +314,8 @@ in <code>ledger.json</code>.</p>{% endif %}
 
 NOTES = """{% if notes %}
 <h2>Notes of the run</h2>
-<ul>{% for note in notes %}<li>{{ note }}</li>{% endfor %}</ul>
+<ul>{% for note in notes[:cautions] %}<li><strong>{{ note }}</strong></li>{% endfor %}
+{% for note in notes[cautions:] %}<li>{{ note }}</li>{% endfor %}</ul>
 {% endif %}
 """
 

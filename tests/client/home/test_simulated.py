@@ -9,8 +9,13 @@ import pandas as pd
 import pytest
 
 from polyclinic import Federation
+from polyclinic.client.home.policy import HospitalFile
+from polyclinic.client.home.records import own_records
 from polyclinic.client.home.simulated import hospitals
+from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.datasets.tables import SITE
+from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.shard import read_shard
 from polyclinic.errors import ConfigError, DataError
 from tests.client.test_hospital import make_hospital
 
@@ -46,6 +51,16 @@ def test_each_hospital_is_read_by_its_own_mapping(files: dict[str, Path], as_jso
     places = [word for path in files.values() for word in ("--data", str(path))]
     summary = as_json("run", *places, "--rounds", "2", "--delta", "0.005", "--out", str(tmp_path / "runs"))
     assert set(summary["metrics"]["sites"]) == {"north", "south"}
+
+
+def test_a_simulation_holds_out_whom_the_hospitals_hold_out(files: dict[str, Path]) -> None:
+    simulated = load_shards(hospitals([str(path) for path in files.values()]), 0, "natural", 0, 1.0)
+    for shard, path in zip(simulated, files.values(), strict=True):
+        described, folder = HospitalFile.read(path), path.parent
+        schema = Schema.from_toml(folder / described.schema_)
+        own = read_shard(own_records(described, folder, schema), schema, described.site)
+        assert shard.site == own.site and 0 < own.test.patients < own.train.patients
+        np.testing.assert_array_equal(shard.test.x, own.test.x)
 
 
 def test_all_faults_of_all_hospitals_are_one_refusal(files: dict[str, Path], tmp_path: Path) -> None:

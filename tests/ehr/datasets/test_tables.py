@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from typer.testing import CliRunner
 
 from polyclinic import Federation
+from polyclinic.cli import app
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
 from polyclinic.ehr.sources.hospital_draft import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
@@ -33,7 +35,11 @@ def drafted(column: list[Any], **options: Any) -> tuple[dict[str, Any], pd.DataF
         {"a": pd.DataFrame({"x": column, "y": [0, 1] * (len(column) // 2), "z": np.arange(len(column)) % 7 + 0.5})}, "y"
     )
     dataset = tables(frames=federation.config.dataset_options.split("'")[1], label="y", **options)
-    return {one.name: one for one in dataset.schema.columns}, dataset.load(), " ".join(dataset.notes)
+    return (
+        {one.name: one for one in dataset.schema.columns},
+        dataset.load(),
+        " ".join((*dataset.notes, *dataset.readings)),
+    )
 
 
 @pytest.mark.parametrize(
@@ -75,7 +81,7 @@ def test_codes_for_missing_lie_far_from_every_number(cells: list[float], codes: 
     columns, records, notes = drafted([*cells, *(sorted(set(cells) - {-9, 999, -99, -999, 9999, 9}) * 20)[:45]])
     read = set(records["x"].dropna().astype(float))
     assert not codes & read and set(map(float, cells)) - codes <= read
-    assert columns["x"].nullable == bool(codes) and ("read as a code for missing" in notes) == bool(codes)
+    assert columns["x"].nullable == bool(codes) and ("Read as a code for missing" in notes) == bool(codes)
 
 
 def test_words_for_what_was_not_measured_are_missing() -> None:
@@ -83,13 +89,13 @@ def test_words_for_what_was_not_measured_are_missing() -> None:
         ["not done", "unknown", *[row + 0.25 for row in range(46, 0, -1)]] + ["not done"] * 12
     )
     assert columns["x"].kind == "continuous" and records["x"].isna().sum() == 14
-    assert "14 cells of column 'x' are no numbers, and count as missing." in notes and "not done" not in notes
+    assert "No numbers, and so missing: 14 cells of 'x'." in notes and "not done" not in notes
 
 
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6
-    assert "6 cells of column 'x' are beyond a limit" in notes
+    assert re.search("Beyond a limit of measurement, .*: 6 cells of 'x'.", notes)
 
 
 @pytest.mark.parametrize(
@@ -155,6 +161,35 @@ def test_files_and_frames_give_one_result_and_hospitals_may_stand_in_a_column(tm
     first, *others = [result.arrays for result in results]
     assert all(np.array_equal(first[name], other[name]) for other in others for name in first)
     assert list(results[2].sites.index) == ["north", "south"]
+
+
+def test_what_may_make_the_result_wrong_stands_before_how_cells_were_read(tmp_path: Path) -> None:
+    frames = {name: hospital(120, seed, name) for seed, name in enumerate("ab")}
+    for number, frame in enumerate(frames.values()):
+        frame["PLZ"] = [f"{10115 + row}" for row in range(len(frame))]
+        frame["comment"] = [f"text {number} {row}" for row in range(len(frame))]
+        frame["discharge"] = frame["died"].map({1: "morgue", 0: "home"})
+        frame["creatinine"] = frame["creatinine"].map(lambda value: "<0.5" if value < 0.5 else str(value))
+        frame["weight"] = [f"{70 + row % 9} kg" if row % 5 else f"{150 + row % 9} lb" for row in range(len(frame))]
+        frame["age"] = frame["age"].astype(object).where(np.arange(len(frame)) % 20 != 3, -9)
+        frame["died"] = frame["died"].map({1: "yes", 0: "no"})
+    run = Federation.from_tables(frames, "died", out=str(tmp_path)).run(
+        rounds=1, pictures=False, privacy={"delta": 0.002}
+    )
+    notes, cautions = run.summary["notes"], run.summary["cautions"]
+    first, rest = notes[:cautions], notes[cautions:]
+    assert first[0].startswith("Alone, 'discharge' tells the label") and len(first) <= 6
+    assert "the label is 'died'" in first[1].lower() and "as 1 for yes" in first[1] and "patient 'mrn'" in first[1]
+    assert "Left out as a place of residence: PLZ; as free text or too many categories: comment." in first
+    for words in ("beyond limit", "Converted", "code for missing", "simulation", "Epsilon covers"):
+        assert any(words in note for note in rest) and not any(words in note for note in first)
+    shown = CliRunner().invoke(app, ["show", str(run.path)]).stdout
+    assert 0 < shown.index("Alone, 'discharge'") < shown.index("Epsilon covers") < shown.index("Converted")
+
+
+def test_a_place_of_residence_is_no_outcome() -> None:
+    frame = hospital(80, 0, "a").drop(columns="died").assign(PLZ=["10115", "20095"] * 40)
+    assert "'PLZ' is a place of residence" in " ".join(tables(frames=hold({"a": frame}), label="PLZ").notes)
 
 
 def test_a_column_that_names_the_hospital_is_no_feature(tmp_path: Path) -> None:
@@ -252,7 +287,7 @@ def test_each_hospital_has_its_own_decimal_mark() -> None:
     plain = tables(frames=hold(frames | {"b": frames["b"].assign(platelets=frames["a"]["platelets"])}), label="died")
     pd.testing.assert_frame_equal(mixed.load(), plain.load())
     assert (
-        "Read with decimal commas at b: creatinine, platelets." in mixed.notes
+        "Read with decimal commas at b: creatinine, platelets." in mixed.readings
         and mixed.schema.columns == plain.schema.columns
     )
 
@@ -303,8 +338,11 @@ def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_
     assert columns["ill"].kind == "binary" and records["ill"].eq(records["age"] > 60).all()
     new = read_as(frames["b"], dataset.schema)
     assert new["ill"].tolist() == (frames["b"]["age"] > 60).astype(int).tolist()
-    notes = " ".join(dataset.notes)
-    assert "Column 'ill' is read as 1 for yes" in notes and "No word of column 'lives' at c occurs" in notes
+    notes = " ".join((*dataset.notes, *dataset.readings))
+    assert (
+        "Read as 1 for yes, true or the like, and 0 for no: ill." in notes
+        and "No word of column 'lives' at c occurs" in notes
+    )
 
 
 def test_a_hospital_without_rows_with_one_label_or_with_the_rows_of_another_is_noted() -> None:
@@ -326,7 +364,7 @@ def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -
     dataset = tables(frames=hold(frames), label="died")
     records = dataset.load()
     pd.testing.assert_frame_equal(records[expected.columns], expected)
-    notes = " ".join(dataset.notes)
+    notes = " ".join((*dataset.notes, *dataset.readings))
     for words in (
         "30 the label",
         "take no part, for none of their rows is whole: d",
@@ -450,7 +488,7 @@ def test_visits_become_sequences_of_the_latest_in_the_order_of_time() -> None:
     assert np.isnan(c["pulse_00"]) and c["pulse_01"] == 55.5 and c["age"] == 30 and len(records) == 120
     notes = " ".join(dataset.notes)
     assert "240 visits of 120 patients are sequences of 2 steps" in notes and "patients have up to 3 visits" in notes
-    assert "40 rows have no time that can be read" in notes and "Column 'ward' changes from visit to visit" in notes
+    assert "40 rows have no time that can be read" in notes and "the latest cell holds: ward." in dataset.readings[-1]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from polyclinic.ehr import Schema, build_shard, encode, read_records
 from polyclinic.ehr.faults import CellsRefused
 from polyclinic.ehr.shard import check_chunks
 from polyclinic.ehr.sources import file_chunks
+from polyclinic.ehr.sources.files import column_names, read_table, whole_table
 from polyclinic.errors import DataError
 
 
@@ -166,6 +167,47 @@ def test_line_with_too_many_cells_is_refused(schema: Schema, csv: Path, every_li
     with pytest.raises(DataError, match="more cells than the header") as caught:
         read_records(csv, schema)
     assert "secret" not in str(caught.value)
+
+
+ROWS = ["id,note,age,sex", *(f"p{row},well,{40 + row},m" for row in range(9))]
+
+
+@pytest.mark.parametrize(
+    ("changes", "counts"),
+    [
+        ({3: 'p2,"secret,42,m'}, (1, 6)),  # up to the end of the file
+        ({3: 'p2,"secret,42,m', 7: 'p6,"a, b",46,m'}, (1, 4)),  # up to a cell that is quoted as it should be
+        ({3: 'p2,",42,m', 6: 'p5,",45,m'}, (1, 3)),  # up to a mark like it
+        ({3: 'p2,"secret,42,m', 6: "p5,6'2\",45,m"}, (1, 3)),
+        ({3: 'p2,"secret,42,m', 4: 'p3,"",43,m', 6: 'p5,"well",45,m'}, (1, 3)),
+        ({2: '"p1","a\nb","41","m"', 5: 'p4,"secret,44,m'}, (1, 4)),
+    ],
+)
+def test_stray_quotes_that_swallow_rows_are_refused_with_their_number(
+    tmp_path: Path, changes: dict[int, str], counts: tuple[int, int]
+) -> None:
+    lines = [changes.get(number, line) for number, line in enumerate(ROWS)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for read in (whole_table, lambda file: list(read_table(file, ["id"])), column_names):
+        with pytest.raises(
+            DataError, match=rf"quotation marks \({counts[0]}\).*lines of the file \({counts[1]}\)"
+        ) as caught:
+            read(tmp_path / "a.csv")
+        assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {3: 'p2,"a, ""b""\nc, d, e",42,m', 7: '"p6","","46","m"'},
+        {3: "p2,5'10\",42,m", 4: 'p3,"5\'10""",43,m', 5: 'p4,"a" b,44,m'},
+        {3: 'p2,"a, b\nc, d",42,m', 5: 'p4,"\n\n",44,m'},
+        {number: f'"p{number}","said ""no"", well","{39 + number}","m"' for number in range(1, 10)},
+    ],
+)
+def test_quoted_line_breaks_and_marks_within_cells_are_read(tmp_path: Path, changes: dict[int, str]) -> None:
+    (tmp_path / "a.csv").write_text("\r\n".join(changes.get(number, line) for number, line in enumerate(ROWS)))
+    assert whole_table(tmp_path / "a.csv")["age"].tolist() == [str(40 + row) for row in range(9)]
 
 
 @pytest.mark.parametrize(

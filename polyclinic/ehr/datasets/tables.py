@@ -33,8 +33,10 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
-from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, substance_of, usual_site
+from polyclinic.ehr.sources.draft_numbers import substance_of
+from polyclinic.ehr.sources.drafting import draft_tables, leaks
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
+from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
 from polyclinic.ehr.sources.visits import BEFORE_LATEST, Visits, sequences, unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 

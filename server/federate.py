@@ -87,8 +87,8 @@ def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option, task or tracker does not exist; touches no hospital."""
     check_tracker(config)
     program_of(config).check_names()
-    if config.evaluate_fn:
-        evaluator_named(config.evaluate_fn)
+    if config.evaluation.function:
+        evaluator_named(config.evaluation.function)
     for name in config.mod_names:
         mod_named(name)
     strategy = _strategy(config)

@@ -36,7 +36,6 @@ Value = bool | int | float | str
 _INDECISIVE = (
     "out",
     "timeout",
-    "evaluate-fn",
     "workers",
     "ray-address",
     "resume",
@@ -161,11 +160,6 @@ class RunConfig(Keys):
         "",
         description="Flower mods around the hospitals' ClientApp, the outermost first, separated by commas: logging, "
         "size or `package.module:Name`; after `train=` or `evaluate=` around answers of that kind alone.",
-    )
-    evaluate_fn: str = Field(
-        "",
-        description="Function of (round, arrays) to metrics that the coordinator calls with the model before round 1 and after "
-        "each round, as Flower's `evaluate_fn`: `package.module:Name`.",
     )
     strategy_options: Written = Field("", description="Arguments of the strategy: `eta=0.1, beta-1=0.9`.")
     rounds: int = Field(30, ge=1, description="Federated rounds.")

@@ -8,6 +8,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from polyclinic.config import put_aside
+from polyclinic.ehr.schema import Column
 from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.evaluation.judges import predicts_numbers
@@ -23,6 +24,7 @@ from polyclinic.server.federate import Outcome
 _MOST_UNCHANGED = 5
 _STILL_FALLING = 0.02  # share of the loss
 _RISEN = 0.05  # the same
+_SKEWED = 4  # how many times as far the upper bound lies from the centre as the lower one
 _TOLERATED = 0.1  # of the mean of what came about, by which risks may be too high or too low
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
@@ -37,6 +39,8 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
     if worse := _noise_warning(outcome):
         said.append(worse)
     said += _miscalibrated(outcome, evaluation)
+    if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
+        said += _skewed(outcome.sites[0].schema.label)
     if not (outcome.program.draws or state.stopped):
         said += _unfinished(state.rows, outcome.program.stepwise, private=outcome.privacy is not None)
     if outcome.privacy:
@@ -211,6 +215,19 @@ def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> li
         f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} "
         f"too {'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
         f"{'prediction' if numbers else 'probability'}.{helps}"
+    ]
+
+
+def _skewed(label: Column) -> list[str]:
+    """A sentence on a label of numbers most of which lie near the lower bound, by its centre in the schema."""
+    if label.centre is None or label.bounds is None:
+        return []
+    below, above = label.centre - label.bounds[0], label.bounds[1] - label.centre
+    if above <= _SKEWED * below:
+        return []
+    return [
+        f"The label {label.name!r} is very skewed: `objective=huber` errs less for most rows, though its predictions are lower "
+        "on average."
     ]
 
 

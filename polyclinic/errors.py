@@ -40,6 +40,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 
+def pointed(text: object) -> str:
+    """A sentence's end for text that is a number with a decimal comma, and "" for any other.
+
+    >>> pointed("3,5"), pointed("3;5")
+    (' with a point: 3.5', '')
+    """
+    is_number = re.fullmatch(r"-?\d*,\d+(e-?\d+)?", str(text), re.IGNORECASE)
+    return f" with a point: {str(text).replace(',', '.')}" if is_number else ""
+
+
 def why(error: BaseException) -> str:
     """What a stranger's code raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"

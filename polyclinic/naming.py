@@ -24,10 +24,10 @@ from polyclinic.strategies import BUILT_IN
 
 _HERE = "__main__"
 #: Keys that name an object, and those of them whose object hospitals use; of a strategy they use its half at hospitals.
-_NAMING = ("dataset", "partitioner", "task", "objective", "model", "strategy", "evaluate-fn")
+_NAMING = ("dataset", "partitioner", "task", "objective", "model", "strategy", "evaluation.function")
 _AT_HOSPITALS = ("dataset", "partitioner", "task", "objective", "model", "mods")
-#: Keys of options, in which a function may stand for its name.
-_OPTIONS = ("dataset-options", "partitioner-options", "task-options", "strategy-options")
+#: Keys of options, and a section, in which a function may stand for its name.
+_OPTIONS = ("dataset-options", "partitioner-options", "task-options", "strategy-options", "evaluation")
 
 
 def named(options: Mapping[str, Any]) -> dict[str, Any]:

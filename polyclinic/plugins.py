@@ -41,7 +41,7 @@ GROUPS = {
     "models": "Configuration key 'model'", "methods": "Configuration key 'model'",
     "games": "Configuration key 'model'", "densities": "Configuration key 'model'",
     "likelihoods": "Configuration key 'model'", "strategies": "Configuration key 'strategy'",
-    "mods": "Configuration key 'mods'", "evaluators": "Configuration key 'evaluate-fn'",
+    "mods": "Configuration key 'mods'", "evaluators": "Configuration key 'evaluation.function'",
     "objectives": "Configuration key 'objective'", "tasks": "Configuration key 'task'", "programs": "Configuration key 'task'",
     "sources": "hospital.toml's key 'data'", "accountants": "--accountant",
     "experiments": "The experiment",

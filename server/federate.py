@@ -41,7 +41,7 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
-from polyclinic.server.phases.enrolment import agree_on_delta, enrol, enrol_request
+from polyclinic.server.phases.enrolment import enrol, enrol_request, settle
 from polyclinic.server.phases.evaluation import METRICS, ask_private, count_lost_metrics, evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
@@ -88,8 +88,8 @@ def check_names(config: RunConfig) -> None:
     """Raises ConfigError when a dataset, model, strategy, option, task or tracker does not exist; touches no hospital."""
     check_tracker(config)
     program_of(config).check_names()
-    if config.evaluate_fn:
-        evaluator_named(config.evaluate_fn)
+    if config.evaluation.function:
+        evaluator_named(config.evaluation.function)
     for name in config.mod_names:
         mod_named(name)
     strategy = _strategy(config)
@@ -143,7 +143,7 @@ def federate(
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
     watcher = progress or Progress()
     check_names(config)
-    config = agree_on_delta(grid, config)
+    config = settle(grid, config)
     program = program_of(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None

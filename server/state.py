@@ -62,7 +62,7 @@ class RunState:
     """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
     ``strategy_metrics``: by round, the metrics that the strategy returned of training and of evaluation, and what
-    ``evaluate-fn`` found.
+    ``evaluation.function`` found.
     ``stopped``: why there will be no further round though some were left. ``unchanged``: the rounds that changed no model,
     and why. ``sampled``: the round for which each site was
     last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
@@ -213,7 +213,7 @@ class RunState:
 
     def note_metrics(self, number: int, phase: str, metrics: Mapping[str, Any] | None) -> None:
         """Keep the metrics that the strategy returned of round ``number`` in ``phase``, "train" or "evaluate", or those that
-        ``evaluate-fn`` found: "server".
+        ``evaluation.function`` found: "server".
         """
         if not metrics:
             return

@@ -280,8 +280,8 @@ def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _of_strategy(state: RunState, number: int) -> dict[str, float]:
-    """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``; ``evaluate-fn``'s are of
-    the phase ``server``.
+    """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``; ``evaluation.function``'s
+    are of the phase ``server``.
     """
     found: Mapping[str, Any] = next((one for one in reversed(state.strategy_metrics) if one["round"] == number), {})
     return {

@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 import polyclinic
 from polyclinic.cli.terminal import Stopped, loading, notes
+from polyclinic.errors import ConfigError, pointed
 
 # The first paragraph of each command's help, in the order of --help: what a newcomer needs comes first.
 COMMANDS = {
@@ -148,6 +149,17 @@ class Commands(TyperGroup):
         """Run the chosen command; typer itself would swallow a KeyboardInterrupt and what it has to say."""
         try:
             return super().invoke(ctx)
+        except click.BadParameter as error:
+            value = (
+                error.message.split("'")[1]
+                if isinstance(error.param and error.param.type, click.types.FloatParamType)
+                else ""
+            )
+            if (point := pointed(value)) and error.param:
+                raise ConfigError(
+                    f"{error.param.opts[0]} has the value {value!r}, which must be a number{point}."
+                ) from None
+            raise
         except KeyboardInterrupt as stop:
             stopped = Stopped("Stopped.")
             for note in notes(stop):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from polyclinic.config.reading import written
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, nearest, pointed
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -43,6 +43,7 @@ class Keys(BaseModel):
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         message = message.partition(", unable to parse")[0]
+        message += pointed(first["input"]) if first["type"] == "float_parsing" else ""
         message += "" if message.endswith((".", "?")) else "."
         if not first["loc"]:
             return f"Impossible configuration: {message}"

@@ -181,6 +181,11 @@ class Evaluation(Keys):
         description="Metrics of held-out patients: exact (private where a policy releases no exact ones), private (with noise "
         "everywhere), or none.",
     )
+    function: str = Field(
+        "",
+        description="Function of (round, arrays) to metrics that the coordinator calls with the model before round 1 and after "
+        "each round, as Flower's `evaluate_fn`: `package.module:Name`.",
+    )
     epsilon: Positive = Field(
         1.0,
         description="Epsilon of a simulated hospital's private metrics, for its held-out patients, over the run; a real "

@@ -16,7 +16,7 @@ from typing import Any, Literal, Self
 import tomli_w
 from pydantic import model_validator
 
-from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
@@ -280,14 +280,15 @@ class Schema(Declared):
     def from_toml(cls, path: str | Path) -> Schema:
         """The schema in a TOML file (``name``, ``unit`` and one ``[[columns]]`` table each); raises DataError.
 
-        A column that is a draft of ``polyclinic schema infer`` is refused: a person has to confirm it first.
+        Columns that are drafts of ``polyclinic schema draft`` are refused: a person has to confirm them first.
         """
         values = read_toml(path, "schema file", DataError)
         if drafts := _drafts(values):
-            more = f" (and {len(drafts) - 1} more)" if len(drafts) > 1 else ""
+            count = sum(map(len, drafts.values()))
+            needs = [f"{what} of {several(map(repr, names), most=40)}" for what, names in drafts.items()]
             raise DataError(
-                f"{path}: column {drafts[0]!r}{more} is a draft made from real values; replace its bounds or categories "
-                "by public ones and delete its line 'draft'."
+                f"{path}: {f'{count} columns are drafts' if count > 1 else '1 column is a draft'}; give public "
+                f"{', and '.join(needs)}, and delete each line 'draft'."
             )
         return cls.from_dict(values, source=str(path))
 
@@ -302,10 +303,13 @@ class Schema(Declared):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def _drafts(values: dict[str, Any]) -> list[str]:
-    columns = values.get("columns", [])
-    tables = [column for column in columns if isinstance(column, dict)] if isinstance(columns, list) else []
-    return [str(column.get("name", "")) for column in tables if "draft" in column]
+def _drafts(values: dict[str, Any]) -> dict[str, list[str]]:
+    """The names of the columns that are drafts, by what a person must find in public."""
+    columns, drafts = values.get("columns", []), dict[str, list[str]]()
+    for column in columns if isinstance(columns, list) else []:
+        if isinstance(column, dict) and "draft" in column:
+            drafts.setdefault(str(column["draft"]), []).append(str(column.get("name", "")))
+    return drafts
 
 
 def label_names(schema: Schema) -> tuple[str, ...]:

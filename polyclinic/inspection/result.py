@@ -57,7 +57,7 @@ class RunResult:
     @property
     def strategy_metrics(self) -> pd.DataFrame:
         """One row for each round and phase in which there are any, with the metrics that the strategy returned (``train``,
-        ``evaluate``) or that ``evaluate_fn`` found (``server``; its round 0 is before training).
+        ``evaluate``) or that ``evaluation.function`` found (``server``; its round 0 is before training).
         """
         rows = [
             {**row[phase], "round": row["round"], "phase": phase}

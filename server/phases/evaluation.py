@@ -108,14 +108,14 @@ def evaluate_again(run: Run, state: RunState) -> None:
 
 
 def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, Any]:
-    """What the run's ``evaluate-fn`` finds of the model after round ``number``, 0 before the first; nothing without one.
+    """What the run's ``evaluation.function`` finds of the model after round ``number``, 0 before the first; nothing without one.
 
     It sees what left the hospitals, so that it costs nothing. Raises ConfigError where it fails, or gives no metrics.
     """
-    if not config.evaluate_fn:
+    if not config.evaluation.function:
         return {}
     try:
-        given = evaluator_named(config.evaluate_fn)(number, to_record(model))
+        given = evaluator_named(config.evaluation.function)(number, to_record(model))
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(
                 f"it gives {type(given).__name__}, not a MetricRecord, a mapping of names to numbers, or None"
@@ -128,7 +128,8 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
         raise
     except Exception as error:
         raise ConfigError(
-            f"Configuration key 'evaluate-fn' has the value {config.evaluate_fn!r}, which failed in round {number}: {why(error)}."
+            f"Configuration key 'evaluation.function' has the value {config.evaluation.function!r}, which failed in round "
+            f"{number}: {why(error)}."
         ) from error
 
 

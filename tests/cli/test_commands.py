@@ -131,6 +131,11 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
         (["-c", "model=:x"], "'model' has the value ':x'; known are logistic, mlp"),
         (["-c", "participation.min-sites=9"], "'participation.min-sites' has the value 9, which must be at most 4"),
         (["."], "cannot be read"),
+        (["--epsilon", "3,5"], "--epsilon has the value '3,5', which must be a number with a point: 3.5."),
+        (
+            ["-c", "privacy.epsilon=3,5"],
+            "'privacy.epsilon' has the value '3,5', which must be a valid number with a point: 3.5.",
+        ),
     ],
 )
 def test_wrong_input_is_refused_before_a_folder_is_made(tmp_path: Path, arguments: list[str], words: str) -> None:

@@ -5,6 +5,7 @@ import pytest
 from polyclinic import Privacy
 from polyclinic.config import RunConfig, parse_assignments
 from polyclinic.config.keys import Keys
+from polyclinic.config.run import SECTIONS
 from polyclinic.errors import ConfigError
 
 
@@ -84,7 +85,7 @@ def test_flat_form_round_trips() -> None:
         ),
         (
             {"training.optimizer": "lion"},
-            "'training.optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw', 'rmsprop' or 'newton'",
+            "'training.optimizer' has the value 'lion', which must be 'auto', 'sgd', 'adam', 'adamw', 'rmsprop' or 'newton'",
         ),
         (
             {"privacy.statistics-share": 0},
@@ -138,3 +139,7 @@ def test_attention_has_an_optimizer_of_its_own_that_gives_way_with_its_rate() ->
     assert RunConfig.build({"model": "transformer", "training.learning-rate": 0.1}).training.optimizer == "adam"
     for config in (usual, other):
         assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
+
+
+def test_at_most_twenty_five_keys_stand_outside_sections() -> None:
+    assert len(set(RunConfig.model_fields) - set(SECTIONS)) <= 25

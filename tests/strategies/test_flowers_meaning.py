@@ -106,8 +106,8 @@ def norm(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
 
 def test_an_evaluate_fn_sees_the_model_before_round_1_and_after_each(quick: Quick) -> None:
     CALLS.clear()
-    result = quick(evaluate_fn=norm, rounds=3)
-    assert CALLS == [0, 1, 2, 3] and result.config.evaluate_fn == f"{__name__}:norm"
+    result = quick(evaluation={"function": norm}, rounds=3)
+    assert CALLS == [0, 1, 2, 3] and result.config.evaluation.function == f"{__name__}:norm"
     found = result.strategy_metrics.xs("server", level="phase")["norm"]
     assert found.index.tolist() == [0, 2, 3] and found[0] == 0.0
     model = sum(float((value**2).sum()) for name, value in result.arrays.items() if "standardiser" not in name)
@@ -127,7 +127,7 @@ def test_a_resumed_run_evaluates_what_is_left(quick: Quick) -> None:
 
     CALLS.clear()
     with pytest.raises(KeyboardInterrupt) as stopped:
-        quick(evaluate_fn=norm, rounds=3, progress=Stops())
+        quick(evaluation={"function": norm}, rounds=3, progress=Stops())
     folder = str(stopped.value.__notes__[0]).split("folder is ")[1].split(";")[0]
     result = Federation.resume(folder)
     assert CALLS == [0, 1, 2, 3]
@@ -151,7 +151,7 @@ def scalars(server_round: int, arrays: ArrayRecord) -> dict[str, Any]:
 
 
 def test_numpys_numbers_are_numbers(quick: Quick) -> None:
-    result = quick(evaluate_fn=scalars, rounds=1)
+    result = quick(evaluation={"function": scalars}, rounds=1)
     assert result.strategy_metrics.loc[(1, "server"), ["rate", "count"]].tolist() == [0.5, 1.0]
 
 
@@ -170,8 +170,8 @@ def test_an_evaluate_fn_that_fails_does_so_before_anything_is_spent(
     quick: Quick, tmp_path: Path, function: Any, told: str
 ) -> None:
     with pytest.raises(ConfigError) as refused:
-        quick(evaluate_fn=function)
-    assert "Configuration key 'evaluate-fn' has the value" in str(refused.value) and told in str(refused.value)
+        quick(evaluation={"function": function})
+    assert "Configuration key 'evaluation.function' has the value" in str(refused.value) and told in str(refused.value)
     assert not list(tmp_path.rglob("ledger.sqlite"))
 
 

@@ -6,6 +6,8 @@ epsilon covers it, and the run's notes say so.
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,13 +33,19 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
-from polyclinic.ehr.sources.drafting import Roles, draft_tables, join_tables, leaks, substance_of, usual_site
+from polyclinic.ehr.sources.draft_numbers import substance_of
+from polyclinic.ehr.sources.drafting import draft_tables, leaks
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
+from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
 from polyclinic.ehr.sources.visits import BEFORE_LATEST, Visits, sequences, unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 SITE = "hospital"
 _MOST_STEPS = 100
+_ROWS_OF_SITE = 20  # of each hospital on average, at the least
+_SITES = re.compile(
+    r"hosp|klinik|clinic($|[\W_])|cent(er|re)|site|trust|facility|institution|krankenhaus|h[oô]pital", re.I
+)
 _HELD: dict[str, Mapping[str, pd.DataFrame]] = {}
 
 
@@ -186,6 +194,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     }
     if unclear := twice & {roles.label, roles.patient, roles.site}:
         raise DataError(f"{title}: two columns are named {min(unclear)!r}; give them names of their own.")
+    others = [] if roles.site else _likely_sites(cells, files, roles)
     sites = cells.pop(roles.site) if roles.site else files
     cells, sites, lost = _whole(cells, sites, roles, sites if roles.site else list(frames))
     if cells.empty:
@@ -232,8 +241,14 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         copies = int(cells.duplicated().sum())
         same = f" {copies:,} rows are copies of others." if copies else ""
         head.append(f"No column names the patient, so that each row counts as one: name it by --patient.{same}")
+    likely = several([f"`--site {shlex.quote(name)}`" for name in others], most=3)
     if not several_sites:
-        head.append("The file names no hospital, so that records were dealt evenly: name the column by --site.")
+        head.append(
+            "Records were dealt evenly to made-up hospitals, for no column is known to name theirs; give it "
+            f"{f'by {likely}, if that is it' if likely else 'by --site'}."
+        )
+    elif likely:
+        head.append(f"Each file is taken for a hospital. If a column names the hospitals, give it by {likely}.")
     if leaking:
         each = "each of " if leaking[1:] else ""
         head.insert(
@@ -248,6 +263,19 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         load=lambda: records.copy(), available=lambda: True, natural_sites=hospitals,
         notes=(*head, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
     )  # fmt: skip
+
+
+def _likely_sites(cells: pd.DataFrame, files: pd.Series, roles: Roles) -> list[str]:
+    """Columns that may name the hospital: by their names, a few values of many rows each, several of them within a file."""
+    named = [
+        name for name in cells if _SITES.search(name) and name not in {roles.label, roles.patient, *roles.leave_out}
+    ]
+    values = {name: cells.loc[cells[name] != "", name] for name in named}
+    return [
+        name
+        for name, given in values.items()
+        if given.nunique() <= len(given) / _ROWS_OF_SITE and (given.groupby(files).nunique() > 1).any()
+    ]
 
 
 def _visits(reading: Reading, roles: Roles, names: Sequence[str]) -> tuple[str, int]:

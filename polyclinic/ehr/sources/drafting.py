@@ -8,95 +8,47 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.dates import count_days, iso_dates, share_of_dates
+from polyclinic.ehr.dates import iso_dates, share_of_dates
 from polyclinic.ehr.sources.cells import (
-    Numbers,
     code_separator,
-    decimal_marks,
     missing_codes,
     one_identifier,
-    plain_name,
-    read_numbers,
     same_spelling,
-    usual_name,
     yes_or_no,
 )  # fmt: skip
-from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, unit_spelling
-from polyclinic.errors import ConfigError, DataError, nearest, several
+from polyclinic.ehr.sources.columns import unit_spelling
+from polyclinic.ehr.sources.draft_numbers import (
+    FEWEST_ROWS,
+    IDENTIFIERS,
+    MOST_CATEGORIES,
+    MOST_CELLS,
+    bounded,
+    convert_units,
+    decimal_commas,
+    has_few_values,
+    missing_marks,
+    number_of_cells,
+    read_column,
+    substance_of,
+    unit_of,
+    why_no_feature,
+)
+from polyclinic.ehr.sources.joining import Roles
+from polyclinic.errors import DataError, several
 
-_PATIENTS = (
-    "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
-    "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
-)  # fmt: skip
-_SITES = ("hospital", "site", "hospital_id", "site_id", "centre", "center", "clinic", "klinik")
-_LABELS = (
-    "label",
-    "outcome",
-    "target",
-    "died",
-    "death",
-    "dead",
-    "mortality",
-    "event",
-    "verstorben",
-    "gestorben",
-    "deces",
-)
 _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
-_IDS = re.compile(
-    r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
-)
-_NUMBERED = re.compile(r"(^|[\W_])(no|nr|number|index)$|[a-z]Nr$")
-_DATED = re.compile(r"date|datum|\bdob\b|birthday", re.IGNORECASE)
-#: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
-_MOST_CELLS = 0.9
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
 _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
-_MOST_CATEGORIES = 20
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 _NUMBERS = ("integer", "continuous", "trajectory")
-FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
-
-
-@dataclass(frozen=True)
-class Roles:
-    """Names of columns: of the outcome, the patient and the hospital, "" where there is none, and those that are no features."""
-
-    label: str
-    patient: str
-    site: str
-    leave_out: frozenset[str] = frozenset()
-
-    @classmethod
-    def find(
-        cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = ()
-    ) -> Roles:
-        """The roles of the names given, however they are spelt, or of usual names where none is given (of the site: none).
-
-        Raises ConfigError for names that are no columns, all of them at once.
-        """
-        asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
-        own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
-        they_have = f" They have {several(names, most=12)}."
-        wrong = [
-            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names) or they_have}"
-            for flag, name in asked
-            if name and not own[name]
-        ]
-        if wrong:
-            raise ConfigError(" ".join(wrong))
-        return cls(
-            own.get(label) or usual_name(names, _LABELS), own.get(patient) or usual_name(names, _PATIENTS), own.get(site, ""),
-            frozenset(own[name] for name in leave_out),
-        )  # fmt: skip
 
 
 @dataclass
@@ -155,7 +107,7 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
     Raises:
         DataError: for a label that cannot be one.
     """
-    draft, decimals = Draft(), _decimals(cells, hospitals)
+    draft, decimals = Draft(), decimal_commas(cells, hospitals)
     several_hospitals = hospitals.nunique() > 1
     contents: set[int] = set()
     for name in cells.columns:
@@ -190,72 +142,11 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
     return draft
 
 
-def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Series, list[str]]:
-    """All rows under one spelling of each column's name, the file of each row, and notes.
-
-    Raises DataError for files that share no column with any other, which have no header or another.
-    """
-    commonest: dict[str, str] = {}
-    renamed, joined = set(), {}
-    for name, frame in frames.items():
-        plain = Counter(map(plain_name, frame.columns))
-        new = {
-            column: commonest.setdefault(plain_name(column), column) if plain[plain_name(column)] == 1 else column
-            for column in frame.columns
-        }
-        renamed |= {old for old, now in new.items() if old != now}
-        joined[name] = frame.rename(columns=new)
-    holders = {
-        column: [name for name in joined if column in joined[name]] for frame in joined.values() for column in frame
-    }
-    alone = [name for name, frame in joined.items() if all(len(holders[column]) == 1 for column in frame)]
-    if len(joined) > 1 and alone:
-        raise DataError(
-            f"No column of {several(alone)} is among the others' columns; the first line of a file must name its columns, as the "
-            "others' do."
-        )
-    notes = []
-    if renamed:
-        notes.append(f"Read under the other hospitals' spelling of their names: {several(sorted(renamed), most=8)}.")
-    lacking = [
-        f"{column} (at {len(names)} of {len(joined)})" for column, names in holders.items() if len(names) < len(joined)
-    ]
-    if lacking:
-        notes.append(f"Not at every hospital, and missing at the others: {several(lacking, most=8)}.")
-    cells = pd.concat(list(joined.values()), ignore_index=True).fillna("")
-    files = np.repeat(np.array(list(joined), dtype=object), [len(frame) for frame in joined.values()])
-    return cells, pd.Series(files, dtype=object), notes
-
-
 def _names_hospitals(cells: pd.Series, hospitals: pd.Series) -> bool:
     first = cells[hospitals == hospitals.iloc[0]]
     if (first != first.iloc[0]).any():
         return False
     return cells.nunique() > 1 and bool((cells.groupby(hospitals).nunique() == 1).all())
-
-
-def usual_site(names: Sequence[str]) -> str:
-    """The column of a usual name for the hospital, or ""."""
-    return usual_name(names, _SITES)
-
-
-def _decimals(cells: pd.DataFrame, hospitals: pd.Series) -> dict[str, dict[str, str]]:
-    """By column and hospital the mark of a decimal point, where it is a comma."""
-    decimals: dict[str, dict[str, str]] = {}
-    commas = [name for name in cells if cells[name].str.contains(",", regex=False).any()]
-    if not commas:
-        return decimals
-    for hospital, rows in cells.groupby(hospitals, sort=False):
-        sure = {name: decimal_marks(rows[name]) for name in commas}
-        usual = Counter("".join(marks) for marks in sure.values() if len(marks) == 1)
-        everywhere = usual[","] > usual["."]
-        for name in cells if everywhere else commas:
-            if not rows[name].str.contains("[,.]", regex=True).any():
-                continue
-            marks = sure[name] if name in sure else decimal_marks(rows[name])
-            if marks == {","} or (not marks and everywhere):
-                decimals.setdefault(name, {})[str(hospital)] = ","
-    return decimals
 
 
 def _add(
@@ -270,7 +161,7 @@ def _add(
     elif _PLACES.search(name):
         draft.leave_out(name, "a place of residence")
     elif not _add_numbers(draft, name, cells, hospitals, commas):
-        if share_of_dates(given) >= _MOST_CELLS:
+        if share_of_dates(given) >= MOST_CELLS:
             if (dates := iso_dates(cells)) is None:
                 draft.leave_out(name, "a date or a time")
             else:
@@ -286,14 +177,15 @@ def _add_number_label(
     draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]
 ) -> bool:
     """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others."""
-    read = _read(cells, hospitals, commas)
+    read = read_column(cells, hospitals, commas)
     units = sorted(set(read.units) - {""})
     if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
-    unit, decimal = {"unit": units[0]} if units else {}, {"decimal": ","} if commas else {}
+    written = units[0] if units else unit_of(name)
+    unit, decimal = {"unit": written} if written else {}, {"decimal": ","} if commas else {}
     draft.label = f"The label {name!r} is a number, from {low:g} to {high:g}."
-    values, column = _bounded(read.values, low, high)
+    values, column = bounded(read.values, low, high)
     draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
     return True
 
@@ -307,12 +199,12 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
     spelling = same_spelling(cells)
     values = cells.map(spelling)
     counts = values.value_counts()
-    if not 2 <= (counts >= FEWEST_ROWS).sum() <= len(counts) <= 10 * _MOST_CATEGORIES or (
-        (counts >= FEWEST_ROWS).sum() > _MOST_CATEGORIES
+    if not 2 <= (counts >= FEWEST_ROWS).sum() <= len(counts) <= 10 * MOST_CATEGORIES or (
+        (counts >= FEWEST_ROWS).sum() > MOST_CATEGORIES
     ):
         dated = " It holds dates: write 1 where there is one and 0 elsewhere." if share_of_dates(cells) > 0.5 else ""
         raise DataError(
-            f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {_MOST_CATEGORIES} categories of {FEWEST_ROWS} "
+            f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {MOST_CATEGORIES} categories of {FEWEST_ROWS} "
             f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else.{dated}"
         )
     if rare := int(counts[counts < FEWEST_ROWS].sum()):
@@ -350,11 +242,11 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
         cells, spelling = truth, {}
     values = cells.map(lambda cell: spelling.get(cell, cell))
     counts = values[values != ""].value_counts()
-    common = counts[counts >= FEWEST_ROWS].head(_MOST_CATEGORIES)
+    common = counts[counts >= FEWEST_ROWS].head(MOST_CATEGORIES)
     rules = {"values": changed} if (changed := {old: new for old, new in spelling.items() if old != new}) else {}
     if set(counts.index) == {"0", "1"}:
         draft.add(pd.to_numeric(values).astype("Int64"), name=name, kind="binary", nullable=bool((values == "").any()))
-    elif len(common) < 2 and common.sum() >= _MOST_CELLS * counts.sum():
+    elif len(common) < 2 and common.sum() >= MOST_CELLS * counts.sum():
         draft.leave_out(name, "nearly constant")
     elif len(common) < 2 or common.sum() < counts.sum() / 2:
         draft.leave_out(name, "free text or too many categories")
@@ -367,7 +259,7 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
         rest = len(counts) > len(common)
         categories = sorted(common.index)
         other = next((category for category in categories if category.casefold() == "other"), "other")
-        if len(common) == _MOST_CATEGORIES and rest:
+        if len(common) == MOST_CATEGORIES and rest:
             draft.reads(f"Only the {len(common)} commonest categories are read, all others together", name)
         draft.add(
             values.where(values != "", None), rules, name=name, kind="categorical", nullable=bool((values == "").any()),
@@ -393,24 +285,24 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
 
     Cells beyond a limit of measurement get a flag, and there is a note for everything that is read otherwise.
     """
-    read = _read(cells, hospitals, commas)
+    read = read_column(cells, hospitals, commas)
     values, is_given = read.values, cells != ""
     words, given = cells[is_given & values.isna()], int(is_given.sum())
     measured = (
-        values.nunique() > _MOST_CATEGORIES and words.nunique() <= _MOST_MARKS
+        values.nunique() > MOST_CATEGORIES and words.nunique() <= _MOST_MARKS
     )  # "not done" among laboratory values
-    if values.count() < (0.5 if measured else _MOST_CELLS) * given or words.nunique() > _MOST_WORDS:
+    if values.count() < (0.5 if measured else MOST_CELLS) * given or words.nunique() > _MOST_WORDS:
         return False
     readings: list[tuple[str, str]] = []
     beyond = read.beyond
-    if (unit := _one_unit(name, read, readings)) is None:
+    if (unit := convert_units(name, read, readings)) is None:
         if not unit_spelling(read.units[read.units != ""].mode().iloc[0]):
             return False
         draft.leave_out(name, "in units that do not convert into each other")
         return True
     codes = missing_codes(values)
     for code in codes:
-        readings.append(("Read as a code for missing", f"{code:g} in {_cells(values == code, name)}"))
+        readings.append(("Read as a code for missing", f"{code:g} in {number_of_cells(values == code, name)}"))
     values = values.where(~values.isin(codes)) if codes else values
     numeric = values.dropna()
     if len(words):
@@ -422,23 +314,24 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
             draft.leave_out(name, "constant")
         else:
             nullable = bool(values.isna().any())
-            draft.add(values.astype("Int64"), _missing(codes, words), name=name, kind="binary", nullable=nullable)
+            draft.add(values.astype("Int64"), missing_marks(codes, words), name=name, kind="binary", nullable=nullable)
         return True
-    if reason := _no_feature(name, numeric, values, hospitals):
+    if reason := why_no_feature(name, numeric, values, hospitals):
         draft.leave_out(name, reason)
         return True
-    if _IDS.search(name) and _has_few(numeric.nunique(), len(numeric)):
+    if IDENTIFIERS.search(name) and has_few_values(numeric.nunique(), len(numeric)):
         _add_categories(draft, name, cells.where(~cells.isin([f"{code:g}" for code in codes]), ""), hospitals)
         return True
     for reading in readings:
         draft.reads(*reading)
+    unit = unit or unit_of(name)
     substance = substance_of(name) if unit else ""
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
-    rules = _missing(codes, words) | {key: value for key, value in keys.items() if value}
+    rules = missing_marks(codes, words) | {key: value for key, value in keys.items() if value}
     if beyond.sum() >= FEWEST_ROWS:
         flag = f"{name} beyond limit"
         how = "Beyond a limit of measurement, read as the limit, and a column 'NAME beyond limit' says which they are"
-        draft.reads(how, _cells(beyond, name))
+        draft.reads(how, number_of_cells(beyond, name))
         draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")
     whole = bool((numeric % 1 == 0).all())
     numbers = numeric.to_numpy()
@@ -447,95 +340,10 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         low, high = float(numbers.min()), float(numbers.max())
     if whole:
         low, high = float(np.floor(low)), float(np.ceil(high))
-    values, column = _bounded(values, low, high)
+    values, column = bounded(values, low, high)
     units = {"unit": unit} if unit else {}
     draft.add(values, rules, name=name, **units, **column, nullable=bool(values.isna().any()))
     return True
-
-
-def _read(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> Numbers:
-    if not commas:
-        return read_numbers(cells)
-    parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
-    return Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
-
-
-def _bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
-    """The records of a column of numbers, and its draft with these bounds."""
-    numeric = values.dropna()
-    whole, clipped = bool((numeric % 1 == 0).all()), np.clip(numeric.to_numpy(), low, high)
-    return values.astype("Int64") if whole else values, {
-        "kind": "integer" if whole else "continuous", "bounds": [low, high], "clip": True, "centre": float(clipped.mean()),
-        "spread": float(clipped.std(ddof=1)),
-    }  # fmt: skip
-
-
-def _missing(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
-    """The mapping's rule for cells that are read as missing: codes and, where they are few, words."""
-    common = words.value_counts()
-    marks = [f"{code:g}" for code in codes] + [str(word) for word, rows in common.items() if rows >= FEWEST_ROWS]
-    return {"missing": marks} if marks else {}
-
-
-_PARTS = ("values", "beyond", "units")
-
-
-def _cells(chosen: pd.Series, name: str) -> str:
-    return f"{int(chosen.sum()):,} cells of {name!r}"
-
-
-def _one_unit(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str | None:
-    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert."""
-    values, units = read.values, read.units
-    if not read.is_written:
-        return ""
-    counts = units[(units != "") & values.notna()].value_counts()
-    if counts.empty:
-        return ""
-    main = str(counts.index[0])
-    substance = substance_of(name)
-    for other in map(str, counts.index[1:]):
-        try:
-            factor, offset = conversion(other, main, substance)
-        except ConfigError:
-            return None
-        here = units == other
-        values[here] = (values[here] * factor + offset).round(4)
-        units_read = f"from {unit_spelling(other)} to {unit_spelling(main)}"
-        readings.append(("Converted", f"{_cells(here, name)} {units_read}"))
-    return unit_spelling(main) or (main if counts.iloc[0] >= FEWEST_ROWS else "")
-
-
-def substance_of(name: str) -> str:
-    """The substance of molar mass that the column's name names, or ""."""
-    return next((substance for substance in SUBSTANCES if plain_name(substance) in plain_name(name)), "")
-
-
-def _has_few(distinct: int, rows: int) -> bool:
-    """Whether numbers by the name of an identifier are rather the codes of a list."""
-    return distinct <= _MOST_CATEGORIES or rows >= 50 * distinct
-
-
-def _no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
-    """Why numbers are no feature: they name people or rows, or are days; "" where they may be one."""
-    whole = bool((numeric % 1 == 0).all())
-    if not whole:
-        return ""
-    distinct = numeric.nunique()
-    if _IDS.search(name) and not _has_few(distinct, len(numeric)):
-        return "an identifier"
-    if distinct <= _MOST_CATEGORIES:
-        return ""
-    once = not pd.DataFrame({"v": numeric, "h": hospitals[numeric.index]}).duplicated().any()
-    if once and (
-        _NUMBERED.search(name) or values.dropna().groupby(hospitals).apply(lambda v: v.is_monotonic_increasing).all()
-    ):
-        return "an identifier"
-    if count_days(numeric) >= _MOST_CELLS or (
-        _DATED.search(name) and numeric.between(7_000, 90_000).mean() >= _MOST_CELLS
-    ):
-        return "a date or a time"
-    return ""
 
 
 def leaks(draft: Draft, label_name: str) -> list[str]:
@@ -545,7 +353,7 @@ def leaks(draft: Draft, label_name: str) -> list[str]:
     """
     label = draft.records[label_name]
     is_number = next(column["kind"] for column in draft.columns if column["name"] == label_name) in _NUMBERS
-    if len(label) < 50 or (not is_number and label.nunique() > _MOST_CATEGORIES):
+    if len(label) < 50 or (not is_number and label.nunique() > MOST_CATEGORIES):
         return []
     wrong = len(label) - int(label.value_counts().iloc[0])
 

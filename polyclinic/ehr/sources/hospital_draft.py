@@ -15,8 +15,9 @@ import pandas as pd
 import tomli_w
 
 from polyclinic.ehr.sources.cells import plain_name, text_table
-from polyclinic.ehr.sources.drafting import Draft, Roles, draft_tables, join_tables, usual_site
+from polyclinic.ehr.sources.drafting import Draft, draft_tables
 from polyclinic.ehr.sources.files import found_files, whole_table
+from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
 from polyclinic.errors import DataError
 
 HEAD = """# A DRAFT, not yet a schema, made by looking at records: keep it inside the hospital until a person has confirmed it.

@@ -59,8 +59,11 @@ def test_a_draft_is_written_and_refused_until_it_is_confirmed(
     text = out.read_text()
     assert "public" in text and CANARY not in text, "a category of one patient is left out"
     refused = command("schema", "check", str(out))
-    assert refused.returncode == 2 and "column 'age' (and 2 more) is a draft made from real values" in refused.stderr
-    with pytest.raises(DataError, match="is a draft"):
+    assert (
+        refused.returncode == 2 and "3 columns are drafts; give public bounds of 'age', 'crp', and " in refused.stderr
+    )
+    assert "categories of 'sex', and delete each line 'draft'." in refused.stderr
+    with pytest.raises(DataError, match="are drafts"):
         Schema.from_toml(out)
     out.write_text("\n".join(line for line in text.splitlines() if not line.startswith(("draft", "other"))))
     confirmed = as_json("schema", "check", str(out))

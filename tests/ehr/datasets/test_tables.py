@@ -92,6 +92,24 @@ def test_words_for_what_was_not_measured_are_missing() -> None:
     assert "No numbers, and so missing: 14 cells of 'x'." in notes and "not done" not in notes
 
 
+def test_a_unit_in_the_columns_name_is_its_unit() -> None:
+    frame = hospital(80, 0).rename(columns={"creatinine": "Creatinine [mg/dL]"})
+    frame = frame.assign(
+        **{"age": frame["age"] * 1.5, "los (days)": np.arange(80), "score (total)": np.arange(80) % 31}
+    )
+    dataset = tables(frames=hold({"a": frame}), label="los (days)")
+    units = {column.name: column.unit for column in dataset.schema.columns}
+    assert (units["Creatinine [mg/dL]"], units["los (days)"], units["score (total)"], units["age"]) == (
+        "mg/dL",
+        "days",
+        "",
+        "",
+    )
+    new = frame.head(3).astype({"Creatinine [mg/dL]": str})
+    new["Creatinine [mg/dL]"] = ["88.4 µmol/l", "1", "2 mg/dL"]
+    assert np.allclose(read_as(new, dataset.schema)["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6
@@ -190,6 +208,20 @@ def test_what_may_make_the_result_wrong_stands_before_how_cells_were_read(tmp_pa
 def test_a_place_of_residence_is_no_outcome() -> None:
     frame = hospital(80, 0, "a").drop(columns="died").assign(PLZ=["10115", "20095"] * 40)
     assert "'PLZ' is a place of residence" in " ".join(tables(frames=hold({"a": frame}), label="PLZ").notes)
+
+
+def test_a_column_that_may_name_the_hospital_is_suggested(tmp_path: Path) -> None:
+    table = hospital(90, 0).assign(**{"Klinik Ort": ["A", "B", "C"] * 30, "website hits": np.arange(90)})
+    table.to_csv(tmp_path / "all.csv", index=False)
+    alone = " ".join(tables(files=str(tmp_path), label="died").notes)
+    assert "give it by `--site 'Klinik Ort'`, if that is it." in alone and "--site 'website" not in alone
+    plain = table.rename(columns={"Klinik Ort": "Hospital name"})
+    assert tables(frames=hold({"all": plain}), label="died").natural_sites == ("A", "B", "C")
+    several = {"2023": table, "2024": table.assign(mrn=table["mrn"] + "x")}
+    notes = " ".join(tables(frames=hold(several), label="died").notes)
+    assert "If a column names the hospitals, give it by `--site 'Klinik Ort'`." in notes
+    named = tables(frames=hold(several), label="died", site="Klinik Ort")
+    assert named.natural_sites == ("A", "B", "C") and "--site" not in " ".join(named.notes)
 
 
 def test_a_column_that_names_the_hospital_is_no_feature(tmp_path: Path) -> None:

@@ -1,0 +1,110 @@
+"""Tables of several hospitals as one: which of their columns are the same, and which have a role."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from polyclinic.ehr.sources.cells import plain_name, usual_name
+from polyclinic.errors import ConfigError, DataError, nearest, several
+
+_PATIENTS = (
+    "patient_id", "subject_id", "person_id", "uniquepid", "patient", "mrn", "pid", "patient_nr", "patient_no", "patient_number",
+    "patient_nbr", "nhs_number", "patientennummer", "patienten_id", "subject", "id",
+)  # fmt: skip
+_SITES = (
+    "hospital", "site", "hospital_id", "site_id", "hospital_name", "site_name", "hospital_code", "centre", "center", "clinic",
+    "klinik", "krankenhaus",
+)  # fmt: skip
+_LABELS = (
+    "label",
+    "outcome",
+    "target",
+    "died",
+    "death",
+    "dead",
+    "mortality",
+    "event",
+    "verstorben",
+    "gestorben",
+    "deces",
+)
+
+
+@dataclass(frozen=True)
+class Roles:
+    """Names of columns: of the outcome, the patient and the hospital, "" where there is none, and those that are no features."""
+
+    label: str
+    patient: str
+    site: str
+    leave_out: frozenset[str] = frozenset()
+
+    @classmethod
+    def find(
+        cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = ()
+    ) -> Roles:
+        """The roles of the names given, however they are spelt, or of usual names where none is given (of the site: none).
+
+        Raises ConfigError for names that are no columns, all of them at once.
+        """
+        asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
+        own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
+        they_have = f" They have {several(names, most=12)}."
+        wrong = [
+            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names) or they_have}"
+            for flag, name in asked
+            if name and not own[name]
+        ]
+        if wrong:
+            raise ConfigError(" ".join(wrong))
+        return cls(
+            own.get(label) or usual_name(names, _LABELS), own.get(patient) or usual_name(names, _PATIENTS), own.get(site, ""),
+            frozenset(own[name] for name in leave_out),
+        )  # fmt: skip
+
+
+def usual_site(names: Sequence[str]) -> str:
+    """The column of a usual name for the hospital, or ""."""
+    return usual_name(names, _SITES)
+
+
+def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Series, list[str]]:
+    """All rows under one spelling of each column's name, the file of each row, and notes.
+
+    Raises DataError for files that share no column with any other, which have no header or another.
+    """
+    commonest: dict[str, str] = {}
+    renamed, joined = set(), {}
+    for name, frame in frames.items():
+        plain = Counter(map(plain_name, frame.columns))
+        new = {
+            column: commonest.setdefault(plain_name(column), column) if plain[plain_name(column)] == 1 else column
+            for column in frame.columns
+        }
+        renamed |= {old for old, now in new.items() if old != now}
+        joined[name] = frame.rename(columns=new)
+    holders = {
+        column: [name for name in joined if column in joined[name]] for frame in joined.values() for column in frame
+    }
+    alone = [name for name, frame in joined.items() if all(len(holders[column]) == 1 for column in frame)]
+    if len(joined) > 1 and alone:
+        raise DataError(
+            f"No column of {several(alone)} is among the others' columns; the first line of a file must name its columns, as the "
+            "others' do."
+        )
+    notes = []
+    if renamed:
+        notes.append(f"Read under the other hospitals' spelling of their names: {several(sorted(renamed), most=8)}.")
+    lacking = [
+        f"{column} (at {len(names)} of {len(joined)})" for column, names in holders.items() if len(names) < len(joined)
+    ]
+    if lacking:
+        notes.append(f"Not at every hospital, and missing at the others: {several(lacking, most=8)}.")
+    cells = pd.concat(list(joined.values()), ignore_index=True).fillna("")
+    files = np.repeat(np.array(list(joined), dtype=object), [len(frame) for frame in joined.values()])
+    return cells, pd.Series(files, dtype=object), notes

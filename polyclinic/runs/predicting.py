@@ -85,7 +85,7 @@ def predict(
     else:
         records = _as_schema(table, schema, mapping or ColumnMapping(), source)
     strange = _without_strangers(records, schema)
-    encoded, places, refused = _allowed(records, schema, source)
+    encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
@@ -118,7 +118,7 @@ def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
     return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
 
 
-def _allowed(records: pd.DataFrame, schema: Schema, source: str) -> tuple[Encoded, Ints, list[str]]:
+def _allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
     """The encoded rows whose features the schema allows, their places, and a note that counts the others.
 
     Raises CellsRefused for a label that is missing or not allowed.
@@ -133,7 +133,7 @@ def _allowed(records: pd.DataFrame, schema: Schema, source: str) -> tuple[Encode
             f"{fault.column!r} ({len(fault.rows):,}: {fault.problem.partition(';')[0]})" for fault in error.faults
         ]
         places = np.setdiff1d(places, np.concatenate([fault.rows for fault in error.faults]))
-    lost = f"{len(records) - len(places):,} of {len(records):,} rows have no prediction, for cells that the model cannot read: "
+    lost = f"{len(records) - len(places):,} of {len(records):,} {what} have no prediction, for cells that the model cannot read: "
     return encode(records.iloc[places], schema, source), places, [f"{lost}{several(refused, most=8)}."]
 
 

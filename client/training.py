@@ -361,12 +361,12 @@ def join(
             return
         mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
     replies[joined[0]][key] = to_record(mean)
-    _told(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
+    _record_of(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
     for index in joined:
-        _told(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+        _record_of(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
 
 
-def _told(reply: RecordDict) -> ConfigRecord:
+def _record_of(reply: RecordDict) -> ConfigRecord:
     return cast(ConfigRecord, reply[RECORD])
 
 

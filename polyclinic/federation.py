@@ -73,7 +73,7 @@ def _calm() -> Iterator[None]:
 
 
 @contextmanager
-def _told(folder: Run) -> Iterator[None]:
+def _naming_folder(folder: Run) -> Iterator[None]:
     """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
     try:
         yield
@@ -346,7 +346,7 @@ class Federation:
 
     @staticmethod
     def _carry_out(config: RunConfig, folder: Run, progress: Progress | None, *, resume: bool = False) -> RunResult:
-        with _told(folder), _calm():
+        with _naming_folder(folder), _calm():
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)

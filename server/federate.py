@@ -338,7 +338,7 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     if program.stepwise and program.tells_rate and not config.secure.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
     state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
-    state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
+    state.hospitals = {site.name: site.as_dict() for site in sites if not site.simulated}
     return state
 
 

@@ -59,14 +59,14 @@ class Site:
         """By what its epsilon is measured, with the budget of its policy."""
         return Terms(self.name, self.delta, self.relation, self.schema.unit, self.budget, self.accountant)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What it said and its node, as plain values, without the schema, which all hospitals of a run share."""
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "schema"}
 
     @classmethod
-    def away(cls, told: Mapping[str, Any], schema: Schema) -> Site:
+    def away(cls, values: Mapping[str, Any], schema: Schema) -> Site:
         """A hospital that took part and cannot be reached."""
-        return cls(schema=schema, **told)
+        return cls(schema=schema, **values)
 
 
 Dropped = list[tuple[str, str]]

@@ -43,7 +43,7 @@ def strategy_state(strategy: Strategy) -> Arrays:
     found: list[np.ndarray] = []
     tree: dict[str, list[Any]] = {}
     for path, holder in holders(strategy):
-        for name, value in _kept(holder).items():
+        for name, value in _saved_values(holder).items():
             seen = len(found)
             try:
                 tree[path + name] = _packed(value, found)
@@ -57,7 +57,7 @@ def unsaved(strategy: Strategy) -> list[str]:
     """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type."""
     names = []
     for path, holder in holders(strategy):
-        for name, value in _kept(holder).items():
+        for name, value in _saved_values(holder).items():
             try:
                 _packed(value, [])
             except _Unknown:
@@ -109,7 +109,7 @@ def _says_itself(holder: Strategy) -> bool:
     return all(callable(getattr(type(holder), name, None)) for name in ("state", "restore"))
 
 
-def _kept(holder: Strategy) -> Mapping[str, Any]:
+def _saved_values(holder: Strategy) -> Mapping[str, Any]:
     """What a strategy keeps, by name, without those that it wraps."""
     if _says_itself(holder):
         return dict(holder.state())  # type: ignore[attr-defined]

@@ -135,7 +135,7 @@ def partition_rows(
         raise ConfigError(f"sites is {sites}; it must be 1 or more{' (0 for all)' if plan.by_records else ''}.")
     from polyclinic.ehr.partition import dealt
 
-    chosen = _found(records, schema, plan, name, sites) if plan.by_records else {}
+    chosen = _rows_by_column(records, schema, plan, name, sites) if plan.by_records else {}
     if not plan.by_records:
         patients = dealt.people(records, schema)[2]
         if sites > patients:
@@ -154,7 +154,7 @@ def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
     return {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
 
 
-def _found(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
+def _rows_by_column(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
     if plan.base == "natural" and schema.site is None:
         raise ConfigError(f"Schema {schema.name!r} has no site column, so partitioner 'natural' cannot be used.")
     from polyclinic.ehr.partition import dealt

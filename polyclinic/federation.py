@@ -142,8 +142,8 @@ class Federation:
             key: value for key, value in self.config.given().items() if key != "dataset" and usual.get(key) != value
         }
         by_name = nested_keys({key.replace("-", "_"): value for key, value in given.items()})
-        told = [f"{key}={value!r}" for key, value in by_name.items()]
-        return f"Federation.from_dataset({', '.join([repr(self.config.dataset), *told])})"
+        shown = [f"{key}={value!r}" for key, value in by_name.items()]
+        return f"Federation.from_dataset({', '.join([repr(self.config.dataset), *shown])})"
 
     @classmethod
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:

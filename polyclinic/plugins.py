@@ -343,10 +343,10 @@ def evaluator_named(name: str) -> Callable[..., Any]:
 
 
 def _function(group: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = resolve(group, name)
-    if not callable(found):
+    function: Callable[..., Any] = resolve(group, name)
+    if not callable(function):
         raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which is not callable.")
-    return found
+    return function
 
 
 def accountant_named(name: str) -> Callable[[float, float, int, float, str], float]:

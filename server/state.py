@@ -233,10 +233,10 @@ class RunState:
 
     def beside(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""
-        found = {}
+        records = {}
         if self.standardiser is not None:
             mean, std = self.standardiser
-            found[STANDARDISER] = to_record({"mean": mean, "std": std})
+            records[STANDARDISER] = to_record({"mean": mean, "std": std})
         if self.local:
-            found[LOCAL] = to_record({name: self.arrays[name] for name in self.local})
-        return found
+            records[LOCAL] = to_record({name: self.arrays[name] for name in self.local})
+        return records

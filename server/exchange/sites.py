@@ -103,7 +103,7 @@ def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, 
     hosted: dict[int, list[int]] = {}
     for index, node in asked.items():
         hosted.setdefault(node, []).append(index)
-    found: dict[int, Message] = {}
+    replies_by_index: dict[int, Message] = {}
     for reply in replies:
         group, hosts = reply.metadata.group_id, hosted.get(reply.metadata.src_node_id, [])
         index = int(group) if group.isascii() and group.isdigit() and len(group) < _LONGEST_NUMBER else -1
@@ -111,8 +111,8 @@ def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, 
         if index not in asked or (hosts and index not in hosts):
             index = hosts[0] if len(hosts) == 1 else -1
         if index >= 0:
-            found[index] = reply
-    return found
+            replies_by_index[index] = reply
+    return replies_by_index
 
 
 @dataclass(frozen=True)

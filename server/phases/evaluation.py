@@ -197,10 +197,10 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message, 
         epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
         if charged := str(fields.get("held-out-charged", "")):
             check_told(from_text(charged), site.relation)
-        found = question_of(objective)
-        if found is None:
+        measure = question_of(objective)
+        if measure is None:
             raise ValueError("counts that nobody asked for")
-        question = found[0].of_deviation(found[1], deviation)
+        question = measure[0].of_deviation(measure[1], deviation)
         if counts.shape != question.shape or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
         # Whatever the hospital says, counts with so little noise cost so much.

@@ -71,11 +71,11 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
 
     Raises DataError where an attribute with a ``state_dict`` is not there to be filled.
     """
-    found = dict(holders(strategy))
-    own: dict[str, dict[str, Any]] = {path: {} for path, holder in found.items() if _says_itself(holder)}
+    strategies = dict(holders(strategy))
+    own: dict[str, dict[str, Any]] = {path: {} for path, holder in strategies.items() if _says_itself(holder)}
     for full, part in json.loads(state[_TREE].tobytes()).items():
         path, dot, name = full.rpartition(".")
-        holder = found[path + dot]
+        holder = strategies[path + dot]
         if path + dot in own:
             own[path + dot][name] = _unpacked(part, state)
         elif part[0] == "state-dict":
@@ -94,7 +94,7 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
             else:
                 setattr(holder, name, value)
     for path, values in own.items():
-        found[path].restore(values)  # type: ignore[attr-defined]
+        strategies[path].restore(values)  # type: ignore[attr-defined]
 
 
 def holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:

@@ -160,11 +160,11 @@ class Files:
         return Path(pooch.os_cache("polyclinic")) / self.folder
 
     def _file_of(self, place: Path, name: str) -> tuple[Path, str] | None:
-        kept = [(place / name, self.published[name])]
+        places = [(place / name, self.published[name])]
         if name in self.copies:
             copy, digest = self.copies[name]
-            kept.insert(0, (place / copy, digest))
-        return next(((file, digest) for file, digest in kept if file.is_file()), None)
+            places.insert(0, (place / copy, digest))
+        return next(((file, digest) for file, digest in places if file.is_file()), None)
 
     def _all_in(self, place: Path) -> bool:
         return all(self._file_of(place, name) for name in self.published)

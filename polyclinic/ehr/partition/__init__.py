@@ -201,8 +201,8 @@ def _dealt_by(
     fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])
     if fault:
         raise ConfigError(f"Partitioner {name!r} {fault}.")
-    found = [np.sort(one.astype(np.int64)) for one in rows]
-    return dict(zip(names, found, strict=True)) if names else found
+    rows_by_site = [np.sort(one.astype(np.int64)) for one in rows]
+    return dict(zip(names, rows_by_site, strict=True)) if names else rows_by_site
 
 
 def _fault_of_names(names: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, nearest, why
+from polyclinic.errors import ConfigError, failing, nearest
 from polyclinic.installed import claims
 from polyclinic.types import Ints
 
@@ -187,15 +187,11 @@ def _dealt_by(
     """What another's partitioner gives, checked: it may be anything."""
     if dealer is None:
         raise ConfigError(f"Partitioner {name!r} needs the function that it names; it cannot be used here.")
-    try:
+    with failing(f"Partitioner {name!r} failed"):
         deal = dealer(records.copy(), schema, sites, rng, alpha)
         names = list(map(str, deal)) if isinstance(deal, Mapping) else []
         given = list(deal.values()) if isinstance(deal, Mapping) else list(deal)
         rows = [np.asarray(one) for one in given]
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"Partitioner {name!r} failed: {why(error)}.") from error
     from polyclinic.ehr.partition.dealt import people
 
     fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])

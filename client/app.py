@@ -149,6 +149,7 @@ def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] 
         config = _config(tuple(context.run_config.items()))
         request = read_request(kind, message.content)
         hospital = open_hospital(context, request, config)
+        config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
         return Call(message.content, hospital, request, config)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property
 from logging import WARNING
 from typing import cast
 
@@ -33,7 +33,7 @@ from polyclinic.client.checks import (
     told_numbers,
     train_settings,
 )
-from polyclinic.client.home.hospital import filled_by, filled_rows, open_ledgers, own_imputer
+from polyclinic.client.home.hospital import Hospital, filled_by, filled_rows, open_ledgers, own_imputer
 from polyclinic.client.home.state import read_state, write_state
 from polyclinic.client.secure import check_upload, masked
 from polyclinic.config import RunConfig, compression
@@ -124,8 +124,17 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     question = _question(calls[0])
     config, request = question.config, question.request
 
+    allowed: set[int] = set()
+
     def allow(call: Call[TrainRequest]) -> None:
-        _allow(question, call)
+        # The hospitals of a simulation share one policy and one schema, which are asked once.
+        if not call.hospital.simulated or id(call.hospital.policy) not in allowed:
+            _allow(question, call.hospital)
+            allowed.add(id(call.hospital.policy))
+        if question.request.noise_multiplier is not None and call.request.public_patients is None:
+            raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
+        if question.config.secure.aggregation:
+            check_upload(call, question.origin)
 
     if not any(_passes(allow, call) for call in calls):
         return each(allow, calls)  # type: ignore[arg-type]
@@ -153,11 +162,15 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         figures = [_figures(call, site, update) for call, site, update in zip(calls, work, updates, strict=True)]
         return _replies(question, calls, uploads, [update.beside for update in updates], figures, spent)
 
+    @cache
+    def price(goes_on: bool) -> DpEvent:
+        return program.price(question.settings, goes_on)
+
     def event(call: Call[TrainRequest]) -> DpEvent:
         had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
-        return program.price(question.settings, goes_on)
+        return price(goes_on)
 
     once = config.secure.aggregation
     return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))
@@ -189,32 +202,28 @@ def _asked(call: Call[TrainRequest]) -> Arrays:
     return {} if record is None else from_record(record)
 
 
-def _allow(question: _Question, call: Call[TrainRequest]) -> None:
+def _allow(question: _Question, hospital: Hospital) -> None:
     noise = question.request.noise_multiplier
-    check_terms(call.hospital, question.config, question.settings)
+    check_terms(hospital, question.config, question.settings)
     sent = question.arrays | {f"{QUESTION}/{name}": value for name, value in question.asked.items()}
-    check_size(call.hospital, sent)
-    check_model_size(call.hospital, question.config)
-    check_numbers(call.hospital, sent | _flat(question.beside))
-    check_size(call.hospital, sent | question.origin)  # a sum may be larger than what asks for it
-    own_imputer(call.hospital, question.config.data.imputation)
+    check_size(hospital, sent)
+    check_model_size(hospital, question.config)
+    check_numbers(hospital, sent | _flat(question.beside))
+    check_size(hospital, sent | question.origin)  # a sum may be larger than what asks for it
+    own_imputer(hospital, question.config.data.imputation)
     # Also where the policy allows work without privacy.
     if noise is not None and question.config.data.imputation == "mice":
         raise ConfigError(
-            f"{call.hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds."
+            f"{hospital.site}: imputation 'mice' makes one patient's row depend on others', so that no epsilon holds."
         )
-    if noise is not None and call.request.public_patients is None:
-        raise ConfigError("Message field 'public_patients' is missing: a private batch sum needs a public divisor.")
     if not question.settings.learning_rate:
         raise ConfigError(
             "Message field 'learning_rate' is missing: the run's training.learning-rate of 0 leaves it to the server."
         )
     if question.config.secure.shared_noise and question.local:
         raise ConfigError(
-            f"{call.hospital.site}: the message has arrays stay at hospitals, where shared noise does not reach them."
+            f"{hospital.site}: the message has arrays stay at hospitals, where shared noise does not reach them."
         )
-    if question.config.secure.aggregation:
-        check_upload(call, question.origin)
 
 
 def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest]) -> bool:

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+_encoded = json.JSONEncoder(sort_keys=True).encode
+
 
 def digest(*parts: Any) -> str:
     """Identifies what is decided by the parts: plain values, and arrays by name. SHA-256 in hexadecimal."""
@@ -17,7 +19,7 @@ def digest(*parts: Any) -> str:
             for name, value in sorted(part.items()):
                 found.update(array_bytes(name, value))
         else:
-            found.update(json.dumps(part, sort_keys=True).encode() + b"|")
+            found.update(_encoded(part).encode() + b"|")
     return found.hexdigest()
 
 

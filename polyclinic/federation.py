@@ -28,9 +28,9 @@ from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import (
     check_simulation,
     forget_datasets,
+    settled,
     simulated_patients,
     simulated_sites,
-    with_delta,
 )
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
@@ -274,10 +274,10 @@ class Federation:
         if changeable(config):
             _forget()
         check_names(config)
-        program = program_of(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
-        config = with_delta(config)  # counts patients, so that records are read from here on
+        config = settled(config)  # counts patients, so that records are read from here on
+        program = program_of(config)
         check_simulation(config)
         _check_sites(config)
         _check_gpus(config)
@@ -382,8 +382,8 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
 
     check(runs, checked)
     # By its delta, too, a run that finished is recognised.
-    settled = [replace(run, config=with_delta(run.config)) for run in runs]
-    return sweep(settled, _execute, jobs, watch)
+    chosen = [replace(run, config=settled(run.config)) for run in runs]
+    return sweep(chosen, _execute, jobs, watch)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

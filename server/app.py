@@ -26,7 +26,7 @@ from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
-from polyclinic.server.phases.enrolment import agree_on_delta
+from polyclinic.server.phases.enrolment import settle
 from polyclinic.server.progress import Progress, figures, spending
 from polyclinic.server.questions import answer_run
 from polyclinic.server.state import RunState
@@ -133,8 +133,8 @@ def main(grid: Grid, context: Context) -> None:
             return
         begun = Run.to_resume(config) if config.resume else None
         hospitals = PromptGrid(grid, simulates(os.environ))
-        delta = (begun.config() if begun else agree_on_delta(hospitals, config)).privacy.delta
-        config = config.changed({"privacy.delta": delta})
+        config = begun.as_begun(config) if begun else settle(hospitals, config)
+        check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
         if config.privacy.dp:
             log(INFO, "Polyclinic: calibrating the noise")
             calibrate(config)

@@ -40,7 +40,7 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
-from polyclinic.server.phases.enrolment import agree_on_delta, enrol, enrol_request
+from polyclinic.server.phases.enrolment import enrol, enrol_request, settle
 from polyclinic.server.phases.evaluation import METRICS, ask_private, count_lost_metrics, evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
@@ -142,7 +142,7 @@ def federate(
         raise ValueError("resume needs a checkpoint, and privacy of whole hospitals a server_ledger.")
     watcher = progress or Progress()
     check_names(config)
-    config = agree_on_delta(grid, config)
+    config = settle(grid, config)
     program = program_of(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None

@@ -40,7 +40,7 @@ class Job:
     def config(self) -> RunConfig:
         return RunConfig.build(
             {"dataset": name_of(self.dataset, self.seed), "sites": HOSPITALS[self.dataset], "seed": self.seed,
-             "privacy.delta": DELTAS[self.dataset], "evaluation.every": 10_000},
+             "privacy.delta": DELTAS[self.dataset], "evaluation.every": 10_000, "training.optimizer": "sgd"},
             {} if self.peer else self.options,
         )  # fmt: skip
 

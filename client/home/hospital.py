@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from logging import INFO
 from pathlib import Path
 
@@ -148,6 +148,10 @@ class Hospital:
         Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy, which is asked of the
         hospital's own split: otherwise the splits that a run may have would tell how many patients there are.
         """
+        return self._shard
+
+    @cached_property
+    def _shard(self) -> Shard:
         patients = self.records.own.shard(self.site).train.patients
         if patients < self.policy.smallest_shard:
             raise ConfigError(
@@ -220,19 +224,19 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         return _real_hospital(Path(str(context.node_config["hospital"])), indicators, config.split.rule)
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
-    names = simulated_sites(config)
+    dataset = SimulatedDataset.of(config)
+    names, schema, policy, records = _simulation(config, dataset)
     if request.site >= len(names):
         raise ConfigError(f"Message field 'site' is {request.site}; this run has sites 0 to {len(names) - 1}.")
     if not request.home:
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
-    site, policy, ledger = names[request.site], simulation_policy(config), Path(request.home) / "ledger.sqlite"
+    site, ledger = names[request.site], Path(request.home) / "ledger.sqlite"
     if isinstance(request, AskRequest):
         changes = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
                 "allow_without_privacy": True}  # fmt: skip
         policy, ledger = policy.model_copy(update=changes), Path(request.ledger or ledger)
     return Hospital(
-        site, SimulatedDataset.of(config).load().schema, policy, site_home(request.home, site), ledger, config.seed,
-        SimulatedRecords.of(config), config.data.imputer_file,
+        site, schema, policy, site_home(request.home, site), ledger, config.seed, records, config.data.imputer_file
     )  # fmt: skip
 
 
@@ -254,6 +258,12 @@ def _open(hospitals: Sequence[Hospital], path: Path, terms: list[Terms]) -> list
         return Ledger.open_all(path, terms)
     with own_file("ledger"):
         return [Ledger.open(path, terms[0])]
+
+
+@lru_cache(maxsize=8)
+def _simulation(config: RunConfig, dataset: SimulatedDataset) -> tuple[list[str], Schema, Policy, SimulatedRecords]:
+    """The names of a run's simulated hospitals, and what they share."""
+    return simulated_sites(config), dataset.load().schema, simulation_policy(config), SimulatedRecords.of(config)
 
 
 @lru_cache(maxsize=64)

@@ -90,4 +90,5 @@ def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1, 
 
 def _files(home: Path, run: str) -> list[tuple[int, Path]]:
     named = re.compile(rf"optimizer-{re.escape(run)}-(\d+)\.safetensors")
-    return [(int(found[1]), path) for path in home.glob("optimizer-*") if (found := named.fullmatch(path.name))]
+    paths = home.iterdir() if home.is_dir() else ()  # most simulated sites keep nothing
+    return [(int(found[1]), path) for path in paths if (found := named.fullmatch(path.name))]

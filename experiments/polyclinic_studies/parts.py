@@ -15,7 +15,7 @@ from polyclinic.experiments import Say
 from polyclinic.federation import Federation
 from polyclinic.files import write_file
 from polyclinic.inspection.result import RunResult
-from polyclinic.runs.simulation import with_delta
+from polyclinic.runs.simulation import settled
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
 
@@ -56,7 +56,7 @@ class Parts:
         the part's name.
         """
         place = self.folder / "runs" / plain_name(name)
-        config = with_delta(RunConfig.build({**options, "out": str(place)}))  # as its folder has it
+        config = settled(RunConfig.build({**options, "out": str(place)}))  # as its folder has it
         wanted = _deciding(config)
         for folder in sorted(place.glob("*/")):
             try:

@@ -67,7 +67,7 @@ EFFECTS = (
         ("synthesis.selected", "synthesis.selection-epsilon"), "synthesis.candidates above 0",
         lambda c: c.synthesis.candidates > 0,
     ),
-    Effect(("training.recalibrate",), "training.optimizer at newton", lambda c: c.training.optimizer == "newton"),
+    Effect(("training.recalibrate",), "training.optimizer at newton", lambda c: c.training.optimizer in ("auto", "newton")),
     Effect(("hidden",), READ_BY["hidden"], lambda c: c.model != "logistic"),
     Effect(("participation.fraction",), "participation.sites at 0", lambda c: c.participation.sites == 0),
     Effect(

@@ -150,10 +150,11 @@ class Training(Keys):
     denoise_gain: Rate = Field(
         0.7, description="Weight of the newest noised gradient in the filter; 1 filters nothing."
     )
-    optimizer: Literal["sgd", "adam", "adamw", "rmsprop", "newton"] = Field(
-        "sgd",
+    optimizer: Literal["auto", "sgd", "adam", "adamw", "rmsprop", "newton"] = Field(
+        "auto",
         description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop; newton: noisy "
-        "Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md).",
+        "Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md); auto: newton for classes by "
+        "model logistic and strategy fedavg where no key of training describes steps, else sgd.",
     )
     recalibrate: bool = Field(
         True,
@@ -181,6 +182,11 @@ class Training(Keys):
         if value == "auto" or isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
             return value
         raise ValueError("must be auto or a number of at least 0 and less than 1")
+
+    @property
+    def stepping(self) -> str:
+        """The optimizer of steps; auto takes sgd where it takes any."""
+        return "sgd" if self.optimizer == "auto" else self.optimizer
 
     @property
     def usual_momentum(self) -> float:

@@ -8,10 +8,10 @@ is contacted, so a wrong key or an impossible value costs no privacy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_validator
 
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
@@ -27,6 +27,9 @@ from polyclinic.config.reading import keyword_arguments, written
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
+if TYPE_CHECKING:
+    from polyclinic.ehr.schema import Schema
+
 Value = bool | int | float | str
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
@@ -40,9 +43,10 @@ _INDECISIVE = (
     "synthesis.quality",
 )
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
+_OPTIMIZER = "training.optimizer"
 #: The kind of run of each built-in task.
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
-    "classification": lambda given: newton.NEWTON if given.get("training.optimizer") == "newton" else CLASSIFICATION,
+    "classification": lambda given: newton.newton_kind(given) if given.get(_OPTIMIZER) == "newton" else CLASSIFICATION,
     **dict.fromkeys(convex.DEFAULTS, convex.convex_kind),
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
@@ -62,6 +66,7 @@ _SHARED_OPTIONS = {"strategy-options": "server-momentum=0.9"}
 
 def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """What the task, the strategy, the optimizer and shared noise take where nothing is given, by key."""
+    open_to_newton, given = newton.may_suit(given), _without_auto(given)
     strategy, kind = str(given.get("strategy", "")), _kind(given)
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
@@ -70,10 +75,16 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
         by_model = {
             key: value for key, value in by_model.items() if key != "training.learning-rate"
         }  # of its optimizer
-    defaults = {**defaults, **by_strategy, **by_model, **kind.defaults}
+    optimizer = "auto" if kind is CLASSIFICATION and open_to_newton else "sgd"
+    defaults = {_OPTIMIZER: optimizer, **defaults, **by_strategy, **by_model, **kind.defaults}
     if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
     return defaults
+
+
+def _without_auto(given: Mapping[str, Any]) -> dict[str, Any]:
+    """``given`` without an optimizer that is left open."""
+    return {key: value for key, value in given.items() if (key, value) != (_OPTIMIZER, "auto")}
 
 
 def _kind(given: Mapping[str, Any]) -> Kind:
@@ -230,14 +241,19 @@ class RunConfig(Keys):
             raise ValueError("must be local, auto, or HOST:PORT of a Ray cluster, or empty for processes")
         return value
 
-    @model_validator(mode="before")
+    @model_validator(mode="wrap")
     @classmethod
-    def _usual(cls, values: Any) -> Any:
+    def _usual(cls, values: Any, made: ModelWrapValidatorHandler[RunConfig]) -> RunConfig:
         if not isinstance(values, dict):
-            return values
+            return made(values)
         # An empty text is a key that is not given, of those that have other defaults than the table's.
         given = {key: value for key, value in flat_keys(values, SECTIONS).items() if value != "" or key not in _VARYING}
-        return nested_keys(_defaults(given) | given)
+        given, defaults = _without_auto(given), _defaults(given)
+        config = made(nested_keys(defaults | given))
+        for key in defaults.keys() - given.keys():  # ``settled`` may choose others
+            model, name = config._place(key)
+            model.model_fields_set.discard(name)
+        return config
 
     @model_validator(mode="after")
     def _possible(self) -> RunConfig:
@@ -290,7 +306,7 @@ class RunConfig(Keys):
     @property
     def kind(self) -> Kind:
         """What the kind of the run is to its configuration."""
-        keys = ("task", "model", "synthesis.kind", "posterior.options", "training.optimizer")
+        keys = ("task", "model", "synthesis.kind", "posterior.options", _OPTIMIZER, *newton.READS)
         return _kind({key: self.value(key) for key in keys})
 
     @property
@@ -326,8 +342,12 @@ class RunConfig(Keys):
 
     def value(self, key: str) -> Any:
         """The value of a key by its name, as ``"privacy.epsilon"``."""
+        return getattr(*self._place(key))
+
+    def _place(self, key: str) -> tuple[Keys, str]:
+        """The model that holds a key, and the name of its field there."""
         section, dot, inner = key.rpartition(".")
-        return getattr(getattr(self, section) if dot else self, inner.replace("-", "_"))
+        return getattr(self, section) if dot else self, inner.replace("-", "_")
 
     def changed(self, values: Mapping[str, Any]) -> RunConfig:
         """The same with other values of keys, of which nothing is checked and from which nothing else follows."""
@@ -372,10 +392,37 @@ class RunConfig(Keys):
 
     def given(self) -> dict[str, Value]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
-        flat = self.flat()
-        usual = type(self)().flat() | _defaults(flat)
-        named = ("task", "strategy")
-        return {key: value for key, value in flat.items() if key in named or value != usual[key]}
+        # Where the optimizer is open, other defaults may come to hold.
+        values = self._named() if self.is_open else self.flat()
+        stays = newton.DEFAULTS.keys() if self.is_open else ("task", "strategy")
+        usual = type(self)().flat() | _defaults(values)
+        given = {key: value for key, value in values.items() if key in stays or value != usual[key]}
+        chosen = self.training.optimizer
+        return given if _defaults(given)[_OPTIMIZER] == chosen else given | {_OPTIMIZER: chosen}
+
+    def settled(self, schema: Schema) -> RunConfig:
+        """The same with the optimizer that ``training.optimizer`` auto takes for records of a schema.
+
+        The coordinator and each hospital choose by this one rule.
+        """
+        return self.taking("newton" if self.is_open and newton.suits(schema) else "sgd")
+
+    def taking(self, optimizer: str) -> RunConfig:
+        """The same where ``training.optimizer`` auto stands for ``optimizer``, with its defaults for what was not given."""
+        if not self.is_open:
+            return self
+        stays = {key: value for key, value in self._named().items() if key not in newton.STEPS}
+        return self.build(stays, {_OPTIMIZER: optimizer})
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the records' schema still has to choose the optimizer."""
+        return self.training.optimizer == "auto"
+
+    def _named(self) -> dict[str, Value]:
+        """``flat`` with only what was given."""
+        places = {key: self._place(key) for key in _KEYS}
+        return {key: getattr(model, name) for key, (model, name) in places.items() if name in model.model_fields_set}
 
     def decisive(self) -> dict[str, Value]:
         """``flat`` with only the keys that decide what comes out."""
@@ -414,8 +461,8 @@ _KEYS = tuple(RunConfig().flat())
 
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
-    *convex.DEFAULTS.values(), newton.DEFAULTS, *synthesis.DEFAULTS, posterior.DEFAULTS, *_OPTIMIZER_DEFAULTS.values(),
-    *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
+    *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), *synthesis.DEFAULTS, posterior.DEFAULTS,
+    *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
 

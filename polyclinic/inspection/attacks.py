@@ -30,7 +30,7 @@ from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.folder import Run
-from polyclinic.runs.simulation import with_delta
+from polyclinic.runs.simulation import settled
 from polyclinic.runs.summary import Summary
 from polyclinic.server.calibration import calibrate
 from polyclinic.training.auditing.canaries import guess
@@ -284,7 +284,7 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         return None
     noise = target.settings.noise_multiplier
     if noise is None:
-        noise = calibrate(with_delta(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
+        noise = calibrate(settled(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     plain = replace(

@@ -16,6 +16,7 @@ class Convex(Supervised):
     """The tasks ``output-perturbation`` and ``objective-perturbation``: a round is one release, without steps and batches."""
 
     stepwise: ClassVar[bool] = False
+    round_is: ClassVar[str] = "a release of its own"
 
     def converging_task(self, schema: Schema) -> Task:
         from polyclinic.training import classification  # the same loss, in steps

@@ -31,6 +31,7 @@ class NewtonSteps(Sums):
     """Task classification of model ``logistic`` with ``training.optimizer`` newton."""
 
     limits_noise: ClassVar[bool] = True
+    round_is: ClassVar[str] = "a noisy Newton step"
 
     def method(self, schema: Schema) -> Newton:
         features = len(feature_names(schema))
@@ -73,7 +74,10 @@ class NewtonSteps(Sums):
             "public": "by the schema's centres and spreads, or its bounds",
             "none": "by nothing",
         }[self.config.data.standardise]
-        sentences = [f"Numeric features are scaled {scale}."]
+        sentences = [
+            "Noisy Newton steps trained the model, as suits classes and a logistic model; `training.optimizer=sgd` takes "
+            f"gradient steps. Numeric features are scaled {scale}."
+        ]
         if self.config.training.recalibrate and self.config.rounds > LEAST_ROUNDS:
             sentences.append("The last round recalibrated the risks: it shifted and stretched all logits.")
         return sentences

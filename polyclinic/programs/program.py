@@ -133,6 +133,8 @@ class Program(ABC):
     checked_once: ClassVar[bool] = True
     #: Whether the strategy may tell hospitals another learning rate by Flower's name for it, ``lr``.
     tells_rate: ClassVar[bool] = True
+    #: What each round is, where it is none of steps, in the words of a run's first line.
+    round_is: ClassVar[str] = ""
     #: What leaves hospitals in each round, in the words of a run's notes.
     released: ClassVar[str] = "every model update"
     #: The same where the noise is shared.

@@ -48,6 +48,7 @@ class Sums(Program):
     """A round is one sum of clipped vectors over all patients, of which hospitals send their parts."""
 
     stepwise: ClassVar[bool] = False
+    round_is: ClassVar[str] = "a release of its own"
     merges_early: ClassVar[bool] = False
     checked_once: ClassVar[bool] = False
     released: ClassVar[str] = "every sum"

@@ -151,14 +151,20 @@ class Run:
         it was begun with another value of a key that decides its result."""
         run = cls.open(Path(config.out).expanduser() / config.resume)
         run.check_unfinished()
-        begun, now = run.config().decisive(), config.decisive()
+        begun, now = run.config().decisive(), run.as_begun(config).decisive()
         for key, value in begun.items():
-            if now[key] != value and (key, now[key]) != ("privacy.delta", 0):
+            if now[key] != value:
                 raise ConfigError(
                     f"Configuration key {key!r} has the value {now[key]!r}, but the run {run.name} was begun with "
                     f"{value!r}; a resumed run keeps what it was begun with."
                 )
         return run
+
+    def as_begun(self, config: RunConfig) -> RunConfig:
+        """``config`` where what it leaves open is as it was chosen when the run began."""
+        begun = self.config()
+        config = config.taking(begun.training.optimizer)
+        return config if config.privacy.delta else config.changed({"privacy.delta": begun.privacy.delta})
 
     def check_unfinished(self) -> None:
         """Raises ConfigError when the run has finished, holds no checkpoint, or was begun with another Polyclinic."""

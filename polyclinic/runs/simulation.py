@@ -161,8 +161,9 @@ def simulated_delta(config: RunConfig) -> float:
     return usual_delta(sum(public or shard.patients for shard in shards))
 
 
-def with_delta(config: RunConfig) -> RunConfig:
-    """The configuration of a simulation with the delta that it has; as it is without privacy."""
+def settled(config: RunConfig) -> RunConfig:
+    """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta."""
+    config = config.settled(SimulatedDataset.of(config).load().schema)
     return config.changed({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
 
 

@@ -81,10 +81,12 @@ def plan(
                 f"Configuration key {key!r} varies, and a number of seeds or folds says so too; give one."
             )
     runs: dict[str, Planned] = {}
-    for settings in product(*flat):
-        chosen = {key: value for setting in settings for key, value in setting.items()}
-        with _named(chosen):
-            config = RunConfig.build(given, chosen)
+    combinations = [{key: value for setting in some for key, value in setting.items()} for some in product(*flat)]
+    configs = [_built(given, chosen) for chosen in combinations]
+    # Runs that are compared have one optimizer: where some cannot have Newton steps, none has.
+    if "training.optimizer" not in keys and not all(config.is_open for config in configs):
+        configs = [config.taking("sgd") for config in configs]
+    for config in configs:
         values = {key: config.value(key) for key in keys if key not in REPEATED}
         draws_splits = seeds > 1 and not same_split and config.split.seed == config.split.time == ""
         for seed, fold in product(range(config.seed, config.seed + seeds), range(folds) or [config.split.fold]):
@@ -106,6 +108,11 @@ def identity(config: RunConfig) -> str:
     """What tells runs apart: all keys that decide a result, and how it is judged."""
     judged = {key: value for key, value in config.flat().items() if key.startswith("evaluation.")}
     return json.dumps(config.decisive() | judged, sort_keys=True)
+
+
+def _built(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
+    with _named(chosen):
+        return RunConfig.build(given, chosen)
 
 
 @contextmanager

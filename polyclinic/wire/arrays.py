@@ -7,7 +7,7 @@ every site takes longer than the training, so an array made here keeps its ndarr
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -89,8 +89,8 @@ def unreadable(content: RecordDict) -> str | None:
 
     Nothing is ever unpickled; what a header claims is not allocated.
     """
-    for record in content.array_records.values():
-        for name, array in record.items():
+    for record in content.values():
+        for name, array in record.items() if isinstance(record, ArrayRecord) else ():
             if not isinstance(array, HeldArray) and (problem := _problem(array)):
                 return f"array {name[:_SHOWN]!r} {problem}"
     return None
@@ -117,13 +117,20 @@ def weighted_mean(models: Sequence[Arrays], weights: Sequence[float]) -> Arrays:
     return mean
 
 
+def contents_of(messages: Iterable[Message]) -> list[RecordDict]:
+    """The messages' contents, those that several share once: a strategy mostly sends all hospitals the same."""
+    return list({id(message.content): message.content for message in messages}.values())
+
+
 def size_of(content: RecordDict) -> int:
     """Bytes of the arrays that a message has or stands for; names and the few numbers beside them are not counted."""
     for record in content.values():
         if isinstance(record, ConfigRecord) and MERGED in record:
             return int(record[MERGED])  # type: ignore[arg-type]
     return sum(
-        math.prod(array.shape) * np.dtype(array.dtype).itemsize
+        array.__dict__["_held"].nbytes
+        if isinstance(array, HeldArray)
+        else math.prod(array.shape) * np.dtype(array.dtype).itemsize
         for record in content.values()
         if isinstance(record, ArrayRecord)
         for array in record.values()

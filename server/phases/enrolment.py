@@ -140,17 +140,21 @@ def enrol(
     return fit, dropped + unlike
 
 
-def agree_on_delta(grid: Grid, config: RunConfig) -> RunConfig:
-    """The configuration with a delta: its own, or the one that most hospitals' policies state where it names none.
+def settle(grid: Grid, config: RunConfig) -> RunConfig:
+    """The configuration with what it leaves open chosen by what hospitals say when they enrol, before anything is charged: the
+    optimizer by their schema, and delta as most of their policies state it, of several the smallest in a tie.
 
-    Hospitals say their policies' delta when they enrol, before anything is charged; of several the smallest wins a tie.
-    Who has another is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
+    Who has another delta is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
     """
-    if config.privacy.delta or not config.privacy.dp:
+    without_delta = config.privacy.dp and not config.privacy.delta
+    if not config.is_open and not without_delta:
         return config
     wanted = max(config.sites, config.participation.min_sites)
-    request = enrol_request("delta", config.out, trains=False)
+    request = enrol_request("settle", config.out, trains=False)
     sites, _ = enrol(grid, request, wanted, config.timeout, simulates=getattr(grid, "simulates", True))
+    config = config.settled(sites[0].schema)
+    if not without_delta:
+        return config
     votes = Counter(site.delta for site in sites)
     return config.changed({"privacy.delta": max(votes, key=lambda delta: (votes[delta], -delta))})
 

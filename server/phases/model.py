@@ -21,7 +21,7 @@ from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import check_imputation
 from polyclinic.training.stacked.engines import Engine, choose
-from polyclinic.wire.arrays import to_record
+from polyclinic.wire.arrays import contents_of, to_record
 from polyclinic.wire.messages import QUESTION, EnrolRequest, is_model
 
 
@@ -99,13 +99,12 @@ def names_text(strategy: Strategy, text: str) -> bool:
 def check_understood(messages: Sequence[Message], program: Program, name: str) -> None:
     """Raises ConfigError for messages to hospitals with more than they understand. name: the strategy's."""
     half = program.local_half
-    for message in messages:
-        kind, content = message.metadata.message_type, message.content
-        if kind != MessageType.TRAIN:
-            raise ConfigError(
-                f"The strategy {name} sends messages of the type {kind!r}, which hospitals do not answer in a round; they answer "
-                "'train'."
-            )
+    if others := {message.metadata.message_type for message in messages} - {MessageType.TRAIN}:
+        raise ConfigError(
+            f"The strategy {name} sends messages of the type {min(others)!r}, which hospitals do not answer in a round; they "
+            "answer 'train'."
+        )
+    for content in contents_of(messages):
         beside = {BESIDE + received for received in half.receives}
         models = [key for key in content.array_records if is_model(key)]
         records = [key for key in content if key not in {*models[:1], *beside, QUESTION, "config"}]

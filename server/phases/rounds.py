@@ -26,7 +26,7 @@ from polyclinic.server.phases.model import check_understood
 from polyclinic.server.state import Run, RunState
 from polyclinic.training.local import BESIDE
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.arrays import contents_of, from_record, to_record
 from polyclinic.wire.messages import TrainRequest, is_model
 
 SITE_FIGURES = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
@@ -73,7 +73,8 @@ def run_rounds(
             rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
-            rows = [{"round": number, "site": name} | dict.fromkeys(run_judge(run).by_round) for name in figures]
+            unknown = dict.fromkeys(run_judge(run).by_round)
+            rows = [{"round": number, "site": name} | unknown for name in figures]
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started
@@ -142,7 +143,7 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
         state.ask(exchange, request_name, *round_costs(config, state.noise_multiplier))
     # In a secure sum the weights are in the sum already.
     counted = {} if config.secure.aggregation else state.public_patients
-    named = {name for message in messages for name in message.content.array_records}
+    named = {name for content in contents_of(messages) for name in content.array_records}
     beside = {BESIDE + name for name in run.program.local_half.sends}
     asked = {name for name in named if is_model(name)} | beside
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))

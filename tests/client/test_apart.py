@@ -179,7 +179,7 @@ def test_where_the_policy_allows_work_without_privacy_so_does_this(tmp_path: Pat
     hospital = make_hospital(
         tmp_path, "budget = 2.0\ndelta = 1e-3\nrelease-metrics = true\nallow-without-privacy = true\n"
     )
-    fitted = RunConfig.build({"data.imputation": "mice", "privacy.dp": False})
+    fitted = RunConfig.build({"data.imputation": "mice", "privacy.dp": False, "training.optimizer": "sgd"})
     request = EvaluateRequest(run="r", site=0, round=0)
     assert app(message(request, "evaluate", model()), context(hospital, fitted)).has_content()
     private = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=128.0, learning_rate=0.5)

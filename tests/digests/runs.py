@@ -68,7 +68,7 @@ RUNS: dict[str, Options] = {
         "central privacy": _OF_SITES,
         "central tree noise": {**_OF_SITES, "central.noise": "tree"},
         "secure sum": {**_STEPS, "secure.aggregation": True},
-        "shared noise": {"secure.aggregation": True, "secure.shared-noise": True},
+        "shared noise": {"secure.aggregation": True, "secure.shared-noise": True, "training.optimizer": "sgd"},
         "moments": {**_ROWS, "model": "moments"},
         "independent": {**_ROWS, "model": "independent", "rounds": 1},
         "latent": {**_ROWS, "model": "latent", "rounds": 3},

@@ -85,7 +85,7 @@ def test_flat_form_round_trips() -> None:
         ),
         (
             {"training.optimizer": "lion"},
-            "'training.optimizer' has the value 'lion', which must be 'sgd', 'adam', 'adamw', 'rmsprop' or 'newton'",
+            "'training.optimizer' has the value 'lion', which must be 'auto', 'sgd', 'adam', 'adamw', 'rmsprop' or 'newton'",
         ),
         (
             {"privacy.statistics-share": 0},

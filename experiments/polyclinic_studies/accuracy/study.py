@@ -24,7 +24,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.assessment import pool
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
-from polyclinic.runs.simulation import SimulatedRecords, check_simulation, simulated_patients, with_delta
+from polyclinic.runs.simulation import SimulatedRecords, check_simulation, settled, simulated_patients
 from polyclinic.server.federate import Places, federate
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -89,7 +89,7 @@ def measure(options: Mapping[str, Any]) -> dict[str, float]:
     It is ``Federation.run`` without the report, whose intervals take as long as the training.
     """
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    config = with_delta(RunConfig.build(options))
+    config = settled(RunConfig.build(options))
     check_simulation(config)
     patients = simulated_patients(config)
     app = AppReference("polyclinic.client_app")

@@ -13,6 +13,7 @@ from polyclinic_studies.parts import Parts
 
 SEEDS = 12
 DELTAS = {"heart-disease": 1e-3, "ist": 1e-5}
+OPTIONS = {"training.optimizer": "sgd"}
 METRICS = ("auroc", "accuracy", "brier")
 Row = dict[str, Any]
 
@@ -24,7 +25,7 @@ def run(asked: Asked, say: Say) -> Findings:
     runs = {
         dataset: [
             row for seed in range(seeds)
-            for row in _rows(parts, seed, {"dataset": dataset, "privacy.delta": delta, "seed": seed, **short})
+            for row in _rows(parts, seed, {**OPTIONS, "dataset": dataset, "privacy.delta": delta, "seed": seed, **short})
         ]
         for dataset, delta in DELTAS.items()
     }  # fmt: skip

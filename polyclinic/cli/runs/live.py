@@ -121,10 +121,11 @@ class LiveProgress(progress.Progress):
             promise += (
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
-        what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}, {config.rounds} rounds"
+        what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}"
         what += f", {config.task}" if not program.stepwise else ""
+        what += f", {config.rounds} rounds"
+        what += f", each {program.round_is}" if program.round_is and config.rounds > 1 else ""
         what += f", engine {engine}" if engine else ""
-        what += ", each a release of its own" if not program.stepwise and config.rounds > 1 else ""
         self._console.print(
             Text.assemble(
                 (config.dataset.rpartition(":")[2], "bold"),

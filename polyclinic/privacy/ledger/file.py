@@ -179,9 +179,12 @@ def terms_in(db: sqlite3.Connection) -> list[Terms]:
         raise LookupError(str(error)) from error
 
 
+_encoded = json.JSONEncoder(default=repr).encode
+
+
 def written(row: Row) -> str:
     """A charge as the text that its hash covers."""
-    return json.dumps(row[:-1], default=repr)
+    return _encoded(row[:-1])
 
 
 def link(previous: str, row: Row) -> str:

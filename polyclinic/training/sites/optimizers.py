@@ -85,11 +85,11 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
     return kept
 
 
-def apply_step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> None:
-    """One step of every model. ``theta`` and ``state`` are written in place, ``gradient`` is not: all (S, P)."""
+def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
+    """The models after one step of each, all (S, P). ``state`` is written in place."""
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw":
-        theta.mul_(1 - rate * decay)
+        theta = theta * (1 - rate * decay)
     elif decay:
         gradient = gradient.add(theta, alpha=decay)
     if settings.optimizer in ADAPTIVE:
@@ -100,15 +100,14 @@ def apply_step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings:
     if settings.optimizer not in ("adam", "adamw"):
         if settings.momentum:
             gradient = state.slots["momentum_buffer"].mul_(settings.momentum).add_(gradient)
-        theta.add_(gradient, alpha=-rate)
-        return
+        return theta.add(gradient, alpha=-rate)
     steps = state.steps.double()[:, None]
     mean, square = state.slots["exp_avg"], state.slots["exp_avg_sq"]
     mean.lerp_(gradient, 1 - BETAS[0])
     square.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
     correction = (1 - BETAS[1] ** steps).sqrt().to(theta.dtype)
     size = (rate / (1 - BETAS[0] ** steps)).to(theta.dtype)
-    theta.sub_(mean / square.sqrt().div_(correction).add_(EPSILON) * size)
+    return theta - mean / square.sqrt().div_(correction).add_(EPSILON) * size
 
 
 _KEPT = "filter."

@@ -22,6 +22,7 @@ from polyclinic.errors import ConfigError, several, without_name
 from polyclinic.plugins import evaluator_named, mod_named, strategy_named, strategy_options
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
+from polyclinic.privacy.ledger import on_disk
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.history import History
 from polyclinic.server.accounts import LOST
@@ -289,6 +290,9 @@ class _Records:
     shown: int
 
     def save(self, state: RunState | None = None) -> None:
+        ledger = Path(self.run.home) / "ledger.sqlite"
+        if ledger.exists():  # of simulated hospitals, before a checkpoint counts on it
+            on_disk(ledger)
         if self.checkpoint is not None and self.history is not None:
             newest = state or self.state
             save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints.kept)

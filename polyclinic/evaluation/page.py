@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from polyclinic.evaluation import formats
 from polyclinic.files import write_file
 
 if TYPE_CHECKING:
-    from jinja2 import Template
+    from jinja2 import Environment, Template
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -162,7 +162,7 @@ def render(template: str, values: Mapping[str, Any]) -> Markup:
     """The values in a jinja2 template, which knows the filters of ``formats`` and the macros above."""
     from markupsafe import Markup
 
-    return Markup(_template(_MACROS + template).render(values).strip())  # escaped by jinja2
+    return Markup(_template(template).render({**values, **_macros()}).strip())  # escaped by jinja2
 
 
 def frame(
@@ -204,6 +204,17 @@ def policy(script: str = SCRIPT, allowed: str = "") -> str:
 
 @lru_cache(maxsize=64)
 def _template(text: str) -> Template:
+    return _environment().from_string(text)
+
+
+@cache
+def _macros() -> dict[str, Any]:
+    """The macros by name, compiled once for all templates."""
+    return {name: value for name, value in vars(_template(_MACROS).module).items() if not name.startswith("_")}
+
+
+@cache
+def _environment() -> Environment:
     from jinja2 import Environment  # with the figures' matplotlib, only at the end of a run
 
     environment = Environment(autoescape=True, trim_blocks=True)
@@ -211,4 +222,4 @@ def _template(text: str) -> Template:
         metric=formats.metric, epsilon=formats.epsilon, budget=formats.budget, delta=formats.delta, count=formats.count,
         share=formats.in_percent, estimate=formats.estimate, figure=formats.figure, span=formats.span, percent=formats.percent,
     )  # fmt: skip
-    return environment.from_string(text)
+    return environment

@@ -15,6 +15,7 @@ from polyclinic import Federation
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.inspection.result import RunResult
 from polyclinic.runs.history import History
+from polyclinic.server import federate
 from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.progress import Progress
 from polyclinic.strategies.base.state import restore_strategy, strategy_state
@@ -96,6 +97,26 @@ def test_a_history_that_is_not_what_was_written_is_one_sentence(tmp_path: Path, 
 def test_checkpoints_do_not_grow_with_the_rounds(quick: Quick) -> None:
     sizes = [(quick(rounds=rounds).path / "checkpoint.safetensors").stat().st_size for rounds in (2, 9)]
     assert abs(sizes[0] - sizes[1]) < 100
+
+
+def test_the_ledger_is_on_the_disk_before_a_checkpoint_counts_on_it(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+
+    def noted(name: str) -> None:
+        real = getattr(federate, name)
+
+        def called(*given: Any) -> None:
+            real(*given)
+            order.append(name)
+
+        monkeypatch.setattr(federate, name, called)
+
+    noted("on_disk")
+    noted("save_checkpoint")
+    quick(rounds=2)
+    assert order[-4:] == ["on_disk", "save_checkpoint"] * 2
 
 
 def test_a_stopped_runs_rounds_and_dropouts_come_back(quick: Quick, tmp_path: Path) -> None:

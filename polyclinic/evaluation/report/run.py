@@ -146,5 +146,6 @@ def _write(results: Results, drawn: Drawn) -> list[Path]:
             written[-1].write_text(svg, encoding="utf-8")
             if section == "training":  # a picture in dots takes three times as long as one in lines
                 written.append(folder / f"{name}.png")
+                figure.set_layout_engine(None)  # its parts have their places since it was drawn in lines
                 written[-1].write_bytes(to_png(figure))
     return written

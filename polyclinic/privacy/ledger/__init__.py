@@ -1,6 +1,7 @@
 """The ledger: every privacy event of a hospital's patients, over all runs, in one SQLite file.
 
-Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; a
+Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; of a
+simulation's rounds, whose releases stay on the machine, one of the machine only once a checkpoint is about to count on it. A
 refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the trainer's
 part. What stands in it is read by ``statements``, checked by ``verify``.
 
@@ -31,6 +32,7 @@ from polyclinic.privacy.ledger.file import (
     genesis,
     heads_in,
     link,
+    on_disk,
     past_in,
     read_sites,
     terms_in,
@@ -51,7 +53,7 @@ from polyclinic.privacy.ledger.terms import (
     with_spares,
 )
 
-__all__ = ["Charge", "Ledger", "Terms", "charge_all", "spent_all"]
+__all__ = ["Charge", "Ledger", "Terms", "charge_all", "on_disk", "spent_all"]
 
 _FIXED = ("delta", "relation", "unit", "records")
 
@@ -209,15 +211,18 @@ class Ledger:
         return self.recorded().intact
 
 
-def charge_all(charges: Sequence[tuple[Ledger, Charge]]) -> list[float | BudgetRefused]:
-    """Charge several sites of one file in one transaction; for each its new epsilon or its refusal."""
+def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -> list[float | BudgetRefused]:
+    """Charge several sites of one file in one transaction; for each its new epsilon or its refusal.
+
+    Charges that are not ``durable`` survive a crash of the process; one of the machine only after ``on_disk``.
+    """
     path = charges[0][0].path
     if not all(ledger.writable and ledger.path == path for ledger, _ in charges):
         raise ConfigError(f"The ledger {path} was opened for reading, so it cannot be charged.")
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     results: list[float | BudgetRefused] = []
     rows: list[tuple[Any, ...]] = []
-    with transaction(path) as db:
+    with transaction(path, durable) as db:
         heads = heads_in(db)
         for ledger, charge in charges:
             site = ledger.site

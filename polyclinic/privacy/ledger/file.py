@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.files import SECRET, write_file
+from polyclinic.files import SECRET, flush, write_file
 from polyclinic.privacy.ledger.terms import History, Terms, accountable, read_plan, with_charge
 
 _TABLES = (
@@ -203,8 +203,11 @@ def genesis(terms: Terms) -> str:
 
 
 @contextmanager
-def connection(path: Path) -> Iterator[sqlite3.Connection]:
-    """The open file. Raises DataError if it is missing or is no ledger."""
+def connection(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection]:
+    """The open file. Raises DataError if it is missing or is no ledger.
+
+    What is written and not ``durable`` survives a crash of the process; one of the machine only after ``on_disk``.
+    """
     if not path.is_file():
         raise DataError(f"There is no privacy ledger at {path}.")
     with explained(path):
@@ -213,16 +216,16 @@ def connection(path: Path) -> Iterator[sqlite3.Connection]:
             f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
         )
         try:
-            db.execute("PRAGMA synchronous = EXTRA")
+            db.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'OFF'}")
             yield db
         finally:
             db.close()
 
 
 @contextmanager
-def transaction(path: Path) -> Iterator[sqlite3.Connection]:
-    """All of it or nothing; other processes wait."""
-    with connection(path) as db:
+def transaction(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection]:
+    """All of it or nothing; other processes wait. ``durable`` as in ``connection``."""
+    with connection(path, durable) as db:
         db.execute("BEGIN IMMEDIATE")
         try:
             yield db
@@ -231,6 +234,12 @@ def transaction(path: Path) -> Iterator[sqlite3.Connection]:
                 db.execute("ROLLBACK")
             raise
         db.execute("COMMIT")
+
+
+def on_disk(path: Path) -> None:
+    """Wait until all charges in the file would survive a crash of the machine."""
+    flush(path)
+    flush(path.parent)  # the journal of the last charge is gone, which would take it back
 
 
 @contextmanager

@@ -18,6 +18,7 @@ import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
 from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
+from polyclinic.privacy.ledger.file import connection
 from polyclinic.privacy.ledger.statements import statements
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
@@ -395,3 +396,18 @@ def test_sites_of_a_simulation_share_a_file_and_nothing_else(path):
         Ledger.read(path, "site-9")
     with pytest.raises(ConfigError, match="begun with site"):
         Ledger.open(path, terms[2])
+
+
+def test_only_a_simulations_rounds_may_wait_for_the_disk_and_a_killed_process_loses_none(path):
+    _open(path)
+    synchronous = []
+    for durable in (True, False):
+        with connection(path, durable) as db:
+            synchronous += db.execute("PRAGMA synchronous").fetchone()
+    assert synchronous == [3, 0]  # EXTRA, OFF
+    if (process := os.fork()) == 0:
+        ledger = Ledger.open(path, Ledger.read(path).terms)
+        charge_all([(ledger, Charge(ROUND, "training", "run-1", 1))], durable=False)
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
+    assert len(Ledger.read(path).events()) == 1 and Ledger.read(path).verify()

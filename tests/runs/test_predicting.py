@@ -99,7 +99,9 @@ def test_a_row_that_the_model_cannot_read_has_no_prediction_and_the_others_have_
         "smokes": pd.Series(rng.choice(["yes", "no"], 200)).where(rng.random(200) > 0.1, ""),
     })  # fmt: skip
     table["died"] = (table["age"] + rng.normal(0, 10, 200) > 60).astype(int)
-    table.loc[1::2, "smokes"] = table["smokes"].map({"yes": "ja", "no": "nein"}).fillna("")[1::2]  # so that it is 0 and 1
+    table.loc[1::2, "smokes"] = (
+        table["smokes"].map({"yes": "ja", "no": "nein"}).fillna("")[1::2]
+    )  # so that it is 0 and 1
     result = Federation.from_tables({"a": table[::2], "b": table[1::2]}, "died", "mrn", out=str(tmp_path)).run(
         rounds=1, privacy={"delta": 0.002}, pictures=False
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from itertools import pairwise
+from statistics import fmean, stdev
 from typing import Any
 
 from polyclinic.config import put_aside
+from polyclinic.ehr.schema import Column
 from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import several
 from polyclinic.evaluation.judges import predicts_numbers
@@ -22,6 +24,8 @@ from polyclinic.server.federate import Outcome
 _MOST_UNCHANGED = 5
 _STILL_FALLING = 0.02  # share of the loss
 _RISEN = 0.05  # the same
+_SKEWED = 4  # how many times as far the upper bound lies from the centre as the lower one
+_TOLERATED = 0.1  # of the mean of what came about, by which risks may be too high or too low
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
 
@@ -35,8 +39,10 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
     if worse := _noise_warning(outcome):
         said.append(worse)
     said += _miscalibrated(outcome, evaluation)
+    if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
+        said += _skewed(outcome.sites[0].schema.label)
     if not (outcome.program.draws or state.stopped):
-        said += _unfinished(state.rows, outcome.program.stepwise)
+        said += _unfinished(state.rows, outcome.program.stepwise, private=outcome.privacy is not None)
     if outcome.privacy:
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     return said
@@ -140,7 +146,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return said + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
+def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds, or had
     been lower before."""
     for site in OVERALL:
@@ -156,9 +162,14 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool) -> list[str]:
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
             keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
+            more = (
+                "may improve it further, but share the same ε, so that each has more noise"
+                if private
+                else ("would probably improve it further")
+            )
             return [
                 f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
-                f"fell by {fall:.0%}. More {keys} would probably improve it further."
+                f"fell by {fall:.0%}. More {keys} {more}."
             ]
     return []
 
@@ -179,32 +190,67 @@ def best_before(losses: Sequence[float]) -> int | None:
 
 
 def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
-    """A sentence where predictions are surely too high or too low on average, by the interval of all hospitals together."""
+    """A sentence where predictions of all hospitals together are too high or too low on average, and what helps."""
     if not evaluation or evaluation["undefined"]:
         return []
     off = evaluation["pooled"].get("calibration_in_the_large", {})
-    if off.get("low") is None or off["low"] <= 0 <= off["high"]:
-        return []
     objective, config = outcome.program.objective(outcome.sites[0].schema), outcome.config
     numbers = predicts_numbers({"objective": {"predicts": objective.predicts}})
+    if not is_far_off(off, evaluation["calibration"] or [], numbers):
+        return []
     least, most = sorted(abs(off[end]) for end in ("low", "high"))
     unit = f" {objective.unit}" if numbers and objective.unit else ""
     newton = (
         outcome.privacy and objective.name == "classification" and objective.has_classes and config.model == "logistic"
         and config.strategy == "fedavg" and config.training.optimizer != "newton"
     )  # fmt: skip
+    clip = config.privacy.max_grad_norm
+    helps = " `training.optimizer=newton` does so within the same budget." if newton else ""
+    if outcome.privacy and outcome.program.stepwise and not (newton or numbers) and off["value"] < 0:
+        helps = (
+            f" Shortened gradients of the rarer outcome lower risks: try a `privacy.max-grad-norm` of {2 * clip:g} in place of "
+            f"{clip:g}."
+        )
     return [
         f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} "
         f"too {'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
-        f"{'prediction' if numbers else 'probability'}."
-        + (" `training.optimizer=newton` does so within the same budget." if newton else "")
+        f"{'prediction' if numbers else 'probability'}.{helps}"
     ]
+
+
+def _skewed(label: Column) -> list[str]:
+    """A sentence on a label of numbers most of which lie near the lower bound, by its centre in the schema."""
+    if label.centre is None or label.bounds is None:
+        return []
+    below, above = label.centre - label.bounds[0], label.bounds[1] - label.centre
+    if above <= _SKEWED * below:
+        return []
+    return [
+        f"The label {label.name!r} is very skewed: `objective=huber` errs less for most rows, though its predictions are lower "
+        "on average."
+    ]
+
+
+def is_far_off(off: Mapping[str, Any], bins: Sequence[Mapping[str, Any]], numbers: bool) -> bool:
+    """Whether the interval of calibration in the large excludes 0, and the value is more than a tenth of the mean of what came
+    about; of numbers, of their spread between the tenths of the rows by their prediction.
+
+    >>> bins = [{"share": 0.5, "observed": 0.1}, {"share": 0.5, "observed": 0.3}]
+    >>> [is_far_off({"value": x, "low": x - 0.01, "high": x + 0.01}, bins, False) for x in (0.008, -0.018, -0.022)]
+    [False, False, True]
+    """
+    if off.get("low") is None or off["low"] <= 0 <= off["high"]:
+        return False
+    mean = sum(row["share"] * row["observed"] for row in bins)
+    spread = sum(row["share"] * (row["observed"] - mean) ** 2 for row in bins) ** 0.5
+    return bool(abs(off["value"]) > _TOLERATED * (spread if numbers else mean))
 
 
 def last_fall(losses: Sequence[float]) -> float:
     """By which share the mean of the last quarter of ``losses``, two at least, lies below that of as many before it.
 
-    Returns 0 for less than 2 %, where the last loss is not below that mean, and for fewer than four losses.
+    Returns 0 for less than 2 %, for less than two standard errors by how unevenly the losses changed by round, where the
+    last loss is not below that mean, and for fewer than four losses.
 
     >>> last_fall([0.6, 0.5, 0.4, 0.3]), last_fall([0.6, 0.3, 0.3, 0.3, 0.3]), last_fall([0.5, 0.4, 0.3])
     (0.36363636363636376, 0.0, 0.0)
@@ -214,7 +260,9 @@ def last_fall(losses: Sequence[float]) -> float:
         return 0.0
     before, after = fmean(losses[-2 * span : -span]), fmean(losses[-span:])
     fall = 1 - after / before if before > 0 else 0.0
-    return fall if fall >= _STILL_FALLING and losses[-1] < after else 0.0
+    changes = [new - old for old, new in pairwise(losses[-2 * span :])]
+    error = stdev(changes) / span**0.5  # of the difference of two means, each over span losses
+    return fall if fall >= _STILL_FALLING and before - after > 2 * error and losses[-1] < after else 0.0
 
 
 def terms_of(outcome: Outcome) -> dict[str, Terms]:

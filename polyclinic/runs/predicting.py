@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.checks import require_columns, texts
@@ -101,12 +102,16 @@ def predict(
 
 
 def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
-    """Make unknown categories of columns that may be missing, and have no category for others, missing; a note counts them."""
+    """Make unknown categories, and words in place of yes and no, missing in columns that may be missing and have no category for
+    others; a note counts them."""
     counts = Counter[str]()
     for column in schema.features:
-        if column.categories and column.kind != "code_set" and column.nullable and not column.other:
+        in_words = column.kind in ("binary", "ordinal", "categorical") and not is_numeric_dtype(records[column.name])
+        if in_words and column.nullable and not column.other:
             cells = pd.Series(texts(records[column.name]), index=records.index, dtype=object)
-            known = cells.isin(["", *column.categories])
+            known = (cells == "") | cells.isin(column.categories)
+            if not column.categories:  # a number other than 0 and 1 is a fault
+                known |= pd.to_numeric(cells, errors="coerce").notna() | cells.str.lower().isin(["true", "false"])
             records[column.name] = cells.where(known & (cells != ""), None)
             counts[column.name] = int((~known).sum())
     read = [f"{name!r} ({count:,})" for name, count in counts.items() if count]

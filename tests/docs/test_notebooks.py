@@ -28,11 +28,11 @@ socket.socket.connect = connect
 HOLDS = {
     "first_federation": """
 assert 2.9 < result.sites["epsilon"].max() <= 3.0 and result.privacy["unit"] == "patient"
-assert charges["epsilon_after"].is_monotonic_increasing and len(charges) == 1 + 20
-assert len(result.rounds.query("site == 'pooled'")) == 20 and result.pooled["auroc"] > 0.95
+assert charges["epsilon_after"].is_monotonic_increasing and len(charges) == 1 + 8
+assert len(result.rounds.query("site == 'pooled'")) == 8 and result.pooled["auroc"] > 0.95
 gains = loss.drop(columns="alone, no privacy").lt(loss["alone, no privacy"], axis=0)
 assert gains["together, no privacy"].tolist() == [True, True, True, False], loss
-assert gains["together, ε = 3"]["hospital-1"] and not gains["together, ε = 3"]["hospital-2"], loss
+assert not gains["together, ε = 3"].any() and (result.sites["auroc"] > 0.95).all(), loss
 assert result.report().stat().st_size > 50_000
 assert "RunResult" in repr(result) and "<table" in result._repr_html_() and "&epsilon; = 2.99" in result._repr_html_()
 """,

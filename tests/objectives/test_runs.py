@@ -228,7 +228,23 @@ def test_a_number_in_tables_of_ones_own_is_a_label(tmp_path: Path) -> None:
     assert label.kind == "continuous" and label.bounds is not None and label.centre == pytest.approx(8, abs=1)
     assert result.summary["objective"]["name"] == "squared" and result.pooled["r2"] > 0.3
     assert any("is a number, from" in note for note in result.summary["notes"])
+    assert not any("very skewed" in note for note in result.summary["notes"])
     assert list(result.predict(table.drop(columns="length of stay"))) == ["length of stay"]
+
+
+def test_a_very_skewed_number_has_a_hint_of_an_objective_that_suits(tmp_path: Path) -> None:
+    table = records("days").assign(los=np.random.default_rng(0).lognormal(0, 1, len(records("days"))).round(2))
+    federation = Federation.from_tables(
+        {"a": table[::2], "b": table[1::2]}, label="los", patient="id", out=str(tmp_path)
+    )
+    hints = {
+        objective: [
+            note for note in federation.run(rounds=1, privacy={"dp": False}, pictures=False, objective=objective).summary["notes"]
+            if "`objective=huber`" in note
+        ]
+        for objective in ("squared", "huber")
+    }  # fmt: skip
+    assert len(hints["squared"]) == 1 and "'los' is very skewed" in hints["squared"][0] and not hints["huber"]
 
 
 def test_a_label_that_is_no_column_is_suggested_by_its_words() -> None:

@@ -111,6 +111,7 @@ def entry_in(event: dict[str, Any]) -> str:
         ([0.5, 0.5, 0.4, 0.45], 0),  # rises again
         ([0.5, 0.5, 0.495, 0.494], 0),  # by less than 2 %
         ([0.0, 0.0, 0.0, 0.0], 0),
+        ([0.50, 0.40, 0.52, 0.42, 0.51, 0.36, 0.48, 0.34], 0),  # by less than it goes up and down
     ],
 )
 def test_a_fall_of_the_loss_in_the_last_rounds(losses: list[float], fall: float) -> None:
@@ -139,6 +140,8 @@ def test_a_run_says_that_its_risks_are_too_low_and_that_its_loss_was_lower_befor
     [note] = [note for note in run.summary["notes"] if "on average" in note]
     assert off["high"] < 0 and f"{-off['value']:.3f} too low" in note and "`training.optimizer=newton`" in note
     assert any("was lower before the run ended" in note for note in run.summary["notes"])
+    [low] = [note for note in quick(**rare | {"model": "gru", "hidden": (8,)}).summary["notes"] if "on average" in note]
+    assert "too low" in low and "try a `privacy.max-grad-norm` of 4 in place of 2." in low and "newton" not in low
     newton = {"training.optimizer": "newton", "training.local-steps": 1}
     true = quick(**{"dataset": "icu", "rounds": 8, "privacy.epsilon": 3.0} | newton).summary["notes"]
     assert not any("on average" in note for note in true)
@@ -151,5 +154,7 @@ def test_a_run_that_ended_too_early_says_so_and_what_to_change(quick: Callable[.
     slow = {"privacy.dp": False, "training.learning-rate": 0.01, "training.momentum": 0.0, "rounds": 8}
     [note] = notes(**slow)
     assert "over the last 2 rounds" in note and "`rounds`" in note and "`training.local-steps`" in note
+    [note] = notes(**slow | {"privacy.dp": True})
+    assert "share the same ε, so that each has more noise" in note
     assert not notes(**slow | {"training.local-steps": 200, "training.learning-rate": 0.5})
     assert not notes(**slow | {"evaluation.metrics": "none"})

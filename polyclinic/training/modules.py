@@ -30,19 +30,24 @@ def load(build: Builder, arrays: Arrays) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # a new module's own initial values come from the global generator
         module = build()
     expected = module.state_dict()
-    if set(expected) != set(arrays):
-        raise ConfigError(
-            f"The model's arrays are {', '.join(sorted(arrays))}; this hospital's model has {', '.join(sorted(expected))}."
-        )
-    for label, value in expected.items():
-        if tuple(arrays[label].shape) != tuple(value.shape):
-            raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {tuple(value.shape)}.")
-        if not np.isfinite(arrays[label]).all():
-            raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
+    check_fit({label: tuple(value.shape) for label, value in expected.items()}, arrays)
     module.load_state_dict(
         {label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()}
     )
     return module
+
+
+def check_fit(expected: Mapping[str, tuple[int, ...]], arrays: Arrays) -> None:
+    """Raises ConfigError where the names or shapes of ``arrays`` are not the ``expected`` ones, or a number is not finite."""
+    if set(expected) != set(arrays):
+        raise ConfigError(
+            f"The model's arrays are {', '.join(sorted(arrays))}; this hospital's model has {', '.join(sorted(expected))}."
+        )
+    for label, shape in expected.items():
+        if tuple(arrays[label].shape) != shape:
+            raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {shape}.")
+        if not np.isfinite(arrays[label]).all():
+            raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
 
 
 def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:

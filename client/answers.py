@@ -102,13 +102,13 @@ def right_patients(judges: Arrays, rows: Rows) -> list[int]:
     """
     x = np.ascontiguousarray(np.nan_to_num(rows.x, nan=0.0))
     size = np.bincount(rows.patient, minlength=rows.patients)
-    found = []
+    right_by_candidate = []
     for weight, bias in zip(judges["weight"], judges["bias"], strict=True):
         # Row by row: a matrix product's rounding would depend on how many rows there are, and could turn all of them at once.
         scores = [(x * of_class).sum(axis=1) + offset for of_class, offset in zip(weight, bias, strict=True)]
         right = np.argmax(np.stack(scores, axis=1), axis=1) == rows.y
-        found.append(int((2 * np.bincount(rows.patient, right, rows.patients) > size).sum()))
-    return found
+        right_by_candidate.append(int((2 * np.bincount(rows.patient, right, rows.patients) > size).sum()))
+    return right_by_candidate
 
 
 def _judges(call: Call[SelectRequest]) -> Arrays:

@@ -101,7 +101,7 @@ def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     (kind, _), answer = _ANSWERS[messages[0].metadata.message_type], _answering(messages[0].metadata.message_type)
     found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
     calls = [call for call in found if isinstance(call, Call)]
-    given = iter([_told(call, reply, messages[0].metadata.message_type)
+    given = iter([_with_traceback(call, reply, messages[0].metadata.message_type)
                   for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
     return [_reply(message, context, next(given) if isinstance(call, Call) else call)
             for message, context, call in zip(messages, contexts, found, strict=True)]  # fmt: skip
@@ -183,7 +183,7 @@ def _one_at_a_time(call: Call[Any]) -> AbstractContextManager[None]:
     return alone(call.hospital.home)
 
 
-def _told(call: Call[Any], answer: Answer, kind: str) -> Answer:
+def _with_traceback(call: Call[Any], answer: Answer, kind: str) -> Answer:
     """In a simulation, which has nothing to protect, what an unforeseen error was, and the file with its traceback."""
     if isinstance(answer, RecordDict | PolyclinicError) or not call.hospital.simulated:
         return answer

@@ -41,7 +41,7 @@ def each(answer: Callable[[Call[R]], T], calls: Sequence[Call[R]]) -> list[T | E
     return answers
 
 
-def told(hospital: Hospital, spent: float) -> dict[str, str | float]:
+def ledger_fields(hospital: Hospital, spent: float) -> dict[str, str | float]:
     """What every reply says of the ledger; a real hospital's also how often it was charged what, since only so can the
     server compose it with others' for a patient of several hospitals.
     """
@@ -55,7 +55,7 @@ def reply(
     """``spent`` is the ledger's epsilon after this call, in its own record so that strategies do not average it."""
     content = filled(RecordDict(), {
         "metrics": filled(MetricRecord(), metrics),
-        RECORD: filled(ConfigRecord(), told(hospital, spent)),
+        RECORD: filled(ConfigRecord(), ledger_fields(hospital, spent)),
     })  # fmt: skip
     if arrays:
         content[key] = to_record(arrays)

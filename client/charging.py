@@ -12,7 +12,7 @@ from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, RecordDict
 from flwr.common.logger import log
 
-from polyclinic.client.calls import Answer, Call, told
+from polyclinic.client.calls import Answer, Call, ledger_fields
 from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledgers
 from polyclinic.client.home.releases import Reply, read_release, released, write_release
 from polyclinic.client.home.state import check_records
@@ -57,7 +57,7 @@ class Release(Generic[R]):
         """Which of the hospital's replies it is."""
         return Reply(call.hospital.home, call.request.run, self.purpose, self.round)
 
-    def kept(self, call: Call[R]) -> RecordDict | None:
+    def earlier_reply(self, call: Call[R]) -> RecordDict | None:
         """The reply that left before, with the ledger's epsilon of now. Raises PolyclinicError where the ledger does not hold
         it."""
         hospital, run, reply = call.hospital, call.request.run, self.reply(call)
@@ -70,7 +70,7 @@ class Release(Generic[R]):
             if self.round not in {row.round for row in self.account([hospital])[0].charges(self.purpose, run)}:
                 raise behind(hospital, f"the reply to {self.purpose!r} of round {self.round}")
             spent = spent_all(open_ledgers([hospital]))[0]
-            content[RECORD] = ConfigRecord({**content[RECORD], **told(hospital, spent)})  # type: ignore[dict-item]
+            content[RECORD] = ConfigRecord({**content[RECORD], **ledger_fields(hospital, spent)})  # type: ignore[dict-item]
         return content
 
     def charge(self, call: Call[R]) -> Charge:
@@ -93,16 +93,16 @@ def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
             release.allow(call)
             check_plan(release.plan(call), call.hospital.policy.relation)
             check_same_records(call)
-            kept = release.kept(call) if release.once or real else None
-            if (release.everyone or call.hospital.moves_patients) and kept is None and real:
+            earlier = release.earlier_reply(call) if release.once or real else None
+            if (release.everyone or call.hospital.moves_patients) and earlier is None and real:
                 _charge_others(call, release)
         except PolyclinicError as error:
             answers[index] = error
             continue
-        if kept is None:
+        if earlier is None:
             unpaid.append(index)
         else:
-            answers[index] = kept
+            answers[index] = earlier
     if unpaid:
         ledgers = release.account([calls[index].hospital for index in unpaid])
         charges = [(ledger, release.charge(calls[index])) for ledger, index in zip(ledgers, unpaid, strict=True)]

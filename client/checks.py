@@ -200,8 +200,8 @@ def train_settings(
     real: compute in float64 and every patient apart, as a real hospital does, so that a patient's contribution is the same bit
     for bit whoever else is there.
     """
-    told = content.get("config")
-    said = told if isinstance(told, ConfigRecord) else {}
+    record = content.get("config")
+    said = record if isinstance(record, ConfigRecord) else {}
     mu = said.get("proximal-mu", 0.0)
     rate = said.get("lr", config.training.learning_rate or request.learning_rate or 0.0)
     if not isinstance(rate, int | float) or not (0 < rate <= LARGEST or "lr" not in said):

@@ -45,14 +45,14 @@ def _answer_alike(calls: Sequence[Call[AskRequest]]) -> list[Answer]:
     except PolyclinicError as error:
         return [error] * len(calls)
     event = plan.event
-    told = json.dumps(event_to_json(event))
+    price = json.dumps(event_to_json(event))
 
     def allow(call: Call[AskRequest]) -> None:
         check_policy(call.hospital, question.task, plan.policy_noise)
 
     def identify(call: Call[AskRequest]) -> str:
         asked = call.request.model_dump(exclude=_SITES_OWN | {"question"}) | decisive(question)
-        return digest(asked, call.config.seed, told, call.hospital.began(True))
+        return digest(asked, call.config.seed, price, call.hospital.began(True))
 
     def compute(calls: Sequence[Call[AskRequest]], quick: Sequence[float]) -> list[RecordDict]:
         replies = []
@@ -64,7 +64,7 @@ def _answer_alike(calls: Sequence[Call[AskRequest]]) -> list[Answer]:
             answer = question.answer(plan, call.hospital.shard(), stream)
             content, policy = reply(call.hospital, answer.arrays, {}, epsilon), call.hospital.policy
             content["query"] = ConfigRecord({
-                "event": told, "budget": policy.budget or 0.0, "relation": policy.relation,
+                "event": price, "budget": policy.budget or 0.0, "relation": policy.relation,
                 "accountant": policy.accountant, "names": list(answer.names),
             })  # fmt: skip
             replies.append(content)

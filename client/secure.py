@@ -107,7 +107,7 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
     """A share of both seeds for every hospital of the round, each sealed for the one that it is for, and the signed terms."""
 
     def answer(call: Call[SecureSharesRequest]) -> Arrays:
-        secrets, public, threshold = read_secrets(call), _told(call, _PUBLIC), call.request.threshold
+        secrets, public, threshold = read_secrets(call), _phase_arrays(call, _PUBLIC), call.request.threshold
         peers = [int(peer) for peer in public["peers"]]
         _check_peers(call, secrets, public, peers)
         check_keys_signed(call, public, peers)
@@ -134,7 +134,7 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
         return {"sealed": sealed} | signed(call, "terms", terms_statement(call, listed))
 
     def identity(call: Call[SecureSharesRequest]) -> str:
-        return digest(call.request.threshold, _told(call, _PUBLIC), call.config.decisive())
+        return digest(call.request.threshold, _phase_arrays(call, _PUBLIC), call.config.decisive())
 
     return each(lambda call: once(call, "secure-shares", identity(call), answer), calls)
 
@@ -199,7 +199,7 @@ def confirm(calls: Sequence[Call[SecureConfirmRequest]]) -> list[Answer]:
     """The signed outcome of the round, with the survivors that this hospital is told."""
 
     def answer(call: Call[SecureConfirmRequest]) -> Arrays:
-        secrets, survivors = read_secrets(call), _told(call, _ARRIVED)["survivors"].tolist()
+        secrets, survivors = read_secrets(call), _phase_arrays(call, _ARRIVED)["survivors"].tolist()
         if "parties" not in secrets:
             raise refusal(call, "it sent no masked update in this round")
         parties = secrets["parties"].tolist()
@@ -213,14 +213,14 @@ def confirm(calls: Sequence[Call[SecureConfirmRequest]]) -> list[Answer]:
         })  # fmt: skip
         return {"question": secrets["question"]} | signed(call, "outcome", outcome)
 
-    return each(lambda call: once(call, "secure-confirm", digest(_told(call, _ARRIVED)), answer), calls)
+    return each(lambda call: once(call, "secure-confirm", digest(_phase_arrays(call, _ARRIVED)), answer), calls)
 
 
 def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
     """Of every hospital for which this one masked, one share: of its own mask if it arrived, of its pair masks if not."""
 
     def answer(call: Call[SecureUnmaskRequest]) -> Arrays:
-        secrets, told = read_secrets(call), _told(call, _AGREED)
+        secrets, told = read_secrets(call), _phase_arrays(call, _AGREED)
         if "outcome" not in secrets:
             raise refusal(call, "it has signed no outcome of this round")
         check_outcome_signed(call, secrets, told)
@@ -233,7 +233,7 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
 
     def last(call: Call[SecureUnmaskRequest]) -> RecordDict:
         # Not by who signed: whoever else agreed to the same outcome, the same shares leave.
-        told = _told(call, _AGREED)
+        told = _phase_arrays(call, _AGREED)
         identity = digest({name: told[name] for name in ("senders", "sealed")})
         reply = once(call, "secure-unmask", identity, answer)
         erase_secrets(call)
@@ -283,7 +283,7 @@ def _check_peers(call: Call[SecureSharesRequest], secrets: Arrays, public: Array
         raise refusal(call, "the weights are not one above 0 and at most 1 for each hospital")
 
 
-def _told(call: Call[A], wanted: Mapping[str, type]) -> Arrays:
+def _phase_arrays(call: Call[A], wanted: Mapping[str, type]) -> Arrays:
     """The arrays of a phase's message."""
     record = call.content.get(SECURE)
     arrays = from_record(record) if isinstance(record, ArrayRecord) else {}

@@ -44,7 +44,7 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.plugins import BUILT_IN
 from polyclinic.programs import program_of
 from polyclinic.training.local import BESIDE
-from polyclinic.training.modules import load
+from polyclinic.training.modules import check_fit
 from polyclinic.training.preparation import standardised
 from polyclinic.training.sites.draws import begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
@@ -66,7 +66,8 @@ class _Question:
     """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others.
 
     ``arrays``: the whole model; ``local``: those of its arrays that stay at hospitals; ``beside``: what came with it;
-    ``numbers``: what the strategy told its half; ``asked``: what the program asks beside a model, or in place of one.
+    ``numbers``: what the strategy told its half; ``asked``: what the program asks beside a model, or in place of one;
+    ``decided``: the digest of the keys that decide what comes out.
     """
 
     config: RunConfig
@@ -80,6 +81,7 @@ class _Question:
     numbers: Mapping[str, float]
     scale: Standardiser | None
     asked: Arrays
+    decided: str
     digest: str
 
     @cached_property
@@ -186,9 +188,10 @@ def _question(call: Call[TrainRequest]) -> _Question:
     sent, numbers = beside(call.content, settings.local, arrays), told_numbers(call.content, settings.local)
     asked = _asked(call)
     by = scale and {"mean": scale[0], "std": scale[1]}
-    told_apart = digest(config.decisive(), repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
+    decided = digest(config.decisive())
+    told_apart = digest(decided, repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
     return _Question(
-        config, call.request, schema, settings, key, arrays, local, sent, numbers, scale, asked, told_apart
+        config, call.request, schema, settings, key, arrays, local, sent, numbers, scale, asked, decided, told_apart
     )
 
 
@@ -234,23 +237,24 @@ def _passes(allow: Callable[[Call[TrainRequest]], None], call: Call[TrainRequest
     return True
 
 
-# By run configuration, schema and local half: a module's code does not change between rounds, and probing it takes
-# milliseconds. What others wrote a real hospital looks at each time: the first arrays might show nothing of what it does.
-_checked: set[tuple[str, str, str]] = set()
+# By run configuration, schema and local half, the shapes of the module's arrays: its code does not change between rounds, and
+# probing it takes milliseconds. What others wrote a real hospital looks at each time: the first arrays might show nothing of
+# what it does.
+_checked: dict[tuple[str, str, str], dict[str, tuple[int, ...]]] = {}
 
 
 def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainSettings) -> None:
     config, schema = question.config, question.schema
     half = question.settings.local
     # A coordinator may ask for the half in some rounds only.
-    key = digest(config.decisive()), schema.digest(), repr(half)
+    key = question.decided, schema.digest(), repr(half)
     program = program_of(config)
     if key in _checked and program.checked_once:
-        load(build, question.arrays)
+        check_fit(_checked[key], question.arrays)
         return
     program.check_training(question.task, schema, build, question.arrays, settings)
     if config.model in BUILT_IN["models"] or not question.settings.apart:
-        _checked.add(key)
+        _checked[key] = {name: value.shape for name, value in question.arrays.items()}
 
 
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
@@ -370,12 +374,12 @@ def join(
             return
         mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
     replies[joined[0]][key] = to_record(mean)
-    _told(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
+    _record_of(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
     for index in joined:
-        _told(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+        _record_of(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
 
 
-def _told(reply: RecordDict) -> ConfigRecord:
+def _record_of(reply: RecordDict) -> ConfigRecord:
     return cast(ConfigRecord, reply[RECORD])
 
 

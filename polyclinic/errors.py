@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 
 
@@ -53,6 +54,17 @@ def pointed(text: object) -> str:
 def why(error: BaseException) -> str:
     """What a stranger's code raised, on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split()).rstrip('.')}"
+
+
+@contextmanager
+def failing(what: str) -> Iterator[None]:
+    """Whatever a stranger's code raises within becomes a ConfigError that begins with ``what``; ours stay as they are."""
+    try:
+        yield
+    except PolyclinicError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{what}: {why(error)}.") from error
 
 
 # Where a researcher's own code is not.

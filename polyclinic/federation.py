@@ -73,7 +73,7 @@ def _calm() -> Iterator[None]:
 
 
 @contextmanager
-def _told(folder: Run) -> Iterator[None]:
+def _naming_folder(folder: Run) -> Iterator[None]:
     """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
     try:
         yield
@@ -142,8 +142,8 @@ class Federation:
             key: value for key, value in self.config.given().items() if key != "dataset" and usual.get(key) != value
         }
         by_name = nested_keys({key.replace("-", "_"): value for key, value in given.items()})
-        told = [f"{key}={value!r}" for key, value in by_name.items()]
-        return f"Federation.from_dataset({', '.join([repr(self.config.dataset), *told])})"
+        shown = [f"{key}={value!r}" for key, value in by_name.items()]
+        return f"Federation.from_dataset({', '.join([repr(self.config.dataset), *shown])})"
 
     @classmethod
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
@@ -346,7 +346,7 @@ class Federation:
 
     @staticmethod
     def _carry_out(config: RunConfig, folder: Run, progress: Progress | None, *, resume: bool = False) -> RunResult:
-        with _told(folder), _calm():
+        with _naming_folder(folder), _calm():
             with Federation._grid(config) as grid:
                 lines = UnreliableGrid(grid, conditions(config, simulated_sites(config)))
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)

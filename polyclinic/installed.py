@@ -75,7 +75,7 @@ def _every() -> tuple[Plugin, ...]:
 
 @lru_cache(maxsize=1)
 def _in_path(places: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
-    return tuple(_found())
+    return tuple(_all_plugins())
 
 
 def _changed(place: str) -> int:
@@ -85,7 +85,7 @@ def _changed(place: str) -> int:
         return 0
 
 
-def _found() -> Iterator[Plugin]:
+def _all_plugins() -> Iterator[Plugin]:
     """Of a package that is there twice the one that Python imports first."""
     seen = set()
     for package in distributions():

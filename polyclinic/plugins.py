@@ -25,7 +25,7 @@ from polyclinic.ehr.imputation import with_indicators
 from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
-from polyclinic.errors import ConfigError, DataError, PolyclinicError, nearest, why
+from polyclinic.errors import ConfigError, DataError, PolyclinicError, failing, nearest, why
 from polyclinic.installed import Plugin, claimed, claims, strays
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
@@ -210,14 +210,8 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
             f"Configuration key 'dataset-options' names {next(iter(options))!r}, but the dataset {name!r} takes no options."
         )
     if callable(found) and not isinstance(found, Dataset):
-        try:
+        with failing(f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset"):
             found = found(**(options or {}))
-        except PolyclinicError:
-            raise
-        except Exception as error:
-            raise ConfigError(
-                f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset: {why(error)}."
-            ) from error
     if not isinstance(found, Dataset):
         raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
     return found
@@ -343,10 +337,10 @@ def evaluator_named(name: str) -> Callable[..., Any]:
 
 
 def _function(group: str, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] = resolve(group, name)
-    if not callable(found):
+    function: Callable[..., Any] = resolve(group, name)
+    if not callable(function):
         raise ConfigError(f"{GROUPS[group]} has the value {name!r}, which is not callable.")
-    return found
+    return function
 
 
 def accountant_named(name: str) -> Callable[[float, float, int, float, str], float]:

@@ -76,8 +76,8 @@ def _predictions(outcome: Outcome) -> pd.DataFrame | None:
     left = outcome.state.predictions
     if not left or (outcome.sites[0].simulated and not outcome.program.evaluates_own):
         return None
-    told = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
-    return held_out_table(outcome.program.objective(outcome.sites[0].schema), outcome.config.split.rule, told)
+    rows_by_site = {name: (part.patient, part.labels, part.scores) for name, part in left.items()}
+    return held_out_table(outcome.program.objective(outcome.sites[0].schema), outcome.config.split.rule, rows_by_site)
 
 
 class _Logged(Progress):

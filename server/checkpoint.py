@@ -60,7 +60,7 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     ordered = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     write_file(path, lambda aside: save_file(ordered, aside, meta))
     if kept > 1:
-        named = _kept(path, state.round)
+        named = _numbered(path, state.round)
         named.parent.mkdir(exist_ok=True)
         named.unlink(missing_ok=True)
         named.hardlink_to(path)
@@ -73,7 +73,7 @@ def history_of(checkpoint: Path) -> Path:
     return Run(checkpoint.parent).history_file
 
 
-def _kept(path: Path, round: int) -> Path:
+def _numbered(path: Path, round: int) -> Path:
     return Run(path.parent).kept_checkpoints / f"round-{round:06d}{path.suffix}"
 
 
@@ -106,8 +106,8 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
         standardiser=(scale["mean"], scale["std"]) if scale else None, rows=records["row"],
         strategy_metrics=records["strategy"], dropouts=records["dropout"], **plain,
     )  # fmt: skip
-    for later in _kept(path, 0).parent.glob("*"):
-        if later.name > _kept(path, state.round).name:
+    for later in _numbered(path, 0).parent.glob("*"):
+        if later.name > _numbered(path, state.round).name:
             later.unlink()
     return state, history, under(arrays, "strategy/")
 

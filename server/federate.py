@@ -162,9 +162,9 @@ def federate(
         check_model(program, enrolled.sites[0].schema)
         check_messages(base, program, grid, enrolled.sites)
         # Before anything is spent, so that a function that fails costs nothing.
-        found = evaluate_here(config, 0, program.first(enrolled.sites[0].schema))
+        metrics = evaluate_here(config, 0, program.first(enrolled.sites[0].schema))
         state, history, shown, here = _first_state(plain, enrolled), None, 0, enrolled.sites
-        state.note_metrics(0, "server", found)
+        state.note_metrics(0, "server", metrics)
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in here if site.name not in _gone(state)]
@@ -342,7 +342,7 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     if program.stepwise and program.tells_rate and not config.secure.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
     state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
-    state.hospitals = {site.name: site.told() for site in sites if not site.simulated}
+    state.hospitals = {site.name: site.as_dict() for site in sites if not site.simulated}
     return state
 
 

@@ -83,10 +83,10 @@ def _check_alike(sites: Sequence[Site]) -> None:
 def _read(site: Site, reply: Message) -> HospitalAnswer:
     """One hospital's answer, and what it says of its cost."""
     arrays = from_record(reply.content.array_records["arrays"])
-    told: Any = reply.content.config_records["query"]
+    terms: Any = reply.content.config_records["query"]
     spent: Any = reply.content.config_records[RECORD]
-    pricing = Pricing(float(spent["delta"]), cast(Accountant, told["accountant"]), cast(Relation, told["relation"]))
+    pricing = Pricing(float(spent["delta"]), cast(Accountant, terms["accountant"]), cast(Relation, terms["relation"]))
     return HospitalAnswer(
-        site.name, Answer(arrays, tuple(told["names"])), pricing, event_from_json(json.loads(str(told["event"]))),
-        float(spent["epsilon"]), float(told["budget"]) or None, site.elsewhere,
+        site.name, Answer(arrays, tuple(terms["names"])), pricing, event_from_json(json.loads(str(terms["event"]))),
+        float(spent["epsilon"]), float(terms["budget"]) or None, site.elsewhere,
     )  # fmt: skip

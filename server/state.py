@@ -70,7 +70,7 @@ class RunState:
     server knows beside that of real hospitals' spending; ``run`` and ``plan``: the run's name and the charges that it declares.
     ``local``: the arrays that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of
     task synthesis.
-    ``hospitals``: what each real one said of itself when it enrolled (``Site.told``).
+    ``hospitals``: what each real one said of itself when it enrolled (``Site.as_dict``).
     ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
     ``released``: of each hospital that was asked for metrics, whether its policy let them leave.
     ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
@@ -165,7 +165,7 @@ class RunState:
         """A real hospital at its place, by which strategies know it: its own where it was here before, else a new one."""
         places = {name: int(told["index"]) for name, told in self.hospitals.items()}
         placed = replace(site, index=places.get(site.name, max(places.values(), default=-1) + 1))
-        self.hospitals[site.name] = placed.told()
+        self.hospitals[site.name] = placed.as_dict()
         return placed
 
     def name_of(self, node: int, names: Mapping[int, str]) -> str:
@@ -233,10 +233,10 @@ class RunState:
 
     def beside(self) -> dict[str, ArrayRecord]:
         """What every site's message carries beside the model."""
-        found = {}
+        records = {}
         if self.standardiser is not None:
             mean, std = self.standardiser
-            found[STANDARDISER] = to_record({"mean": mean, "std": std})
+            records[STANDARDISER] = to_record({"mean": mean, "std": std})
         if self.local:
-            found[LOCAL] = to_record({name: self.arrays[name] for name in self.local})
-        return found
+            records[LOCAL] = to_record({name: self.arrays[name] for name in self.local})
+        return records

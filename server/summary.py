@@ -196,10 +196,10 @@ def _site_metrics(
 
 def _floor(outcome: Outcome, objective: Objective, by: Judge) -> dict[str, float | None] | None:
     """What the best constant prediction reaches for all held-out patients together; None where none were told."""
-    told = {name: part for name, part in (outcome.state.predictions or {}).items() if len(part.labels)}
-    if not told:
+    released = {name: part for name, part in (outcome.state.predictions or {}).items() if len(part.labels)}
+    if not released:
         return None
-    labels = pool(told).labels
+    labels = pool(released).labels
     return by.floor(labels, objective.constant(labels))
 
 

@@ -76,14 +76,14 @@ def check_tracker(config: RunConfig) -> None:
 
 def open_track(config: RunConfig, folder: Path, key: str) -> Track:
     """The run's track, begun where ``key`` is empty. Raises whatever the tracker does where its place cannot be used."""
-    told = {name: value for name, value in config.flat().items() if name not in _UNTOLD}
+    keys = {name: value for name, value in config.flat().items() if name not in _UNTOLD}
     if config.tracking.tool == "tensorboard":
         place = (
             Path(config.tracking.place).expanduser() / folder.name if config.tracking.place else folder / "tensorboard"
         )
-        return _TensorBoard(place, told, key)
+        return _TensorBoard(place, keys, key)
     default = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{folder.parent / 'mlflow.db'}"
-    return _Mlflow(config.tracking.place or default, folder.name, told, key)
+    return _Mlflow(config.tracking.place or default, folder.name, keys, key)
 
 
 class _TensorBoard:

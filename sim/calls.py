@@ -43,10 +43,10 @@ def find_in(folder: str) -> None:
 def attribute(module: str, names: str, folder: str = "") -> Any:
     """What ``names``, separated by dots, leads to in the module, which lies in ``folder`` where it is not installed."""
     find_in(folder)
-    found: Any = import_module(module)
+    target: Any = import_module(module)
     for name in names.split("."):
-        found = getattr(found, name)
-    return found
+        target = getattr(target, name)
+    return target
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,10 @@ class AppReference:
     folder: str = ""
 
     def load(self) -> ClientApp:
-        found = attribute(self.module, self.attribute, self.folder)
-        if not isinstance(found, ClientApp):
+        loaded = attribute(self.module, self.attribute, self.folder)
+        if not isinstance(loaded, ClientApp):
             raise TypeError(f"{self.module}:{self.attribute} is not a Flower ClientApp.")
-        return found
+        return loaded
 
 
 @dataclass(frozen=True)

@@ -139,11 +139,11 @@ class LocalGrid(Grid):
                 parts[self._placed[messages[index].metadata.dst_node_id - 1]].append(index)
             stacks = [[(messages[i], self._contexts[messages[i].metadata.dst_node_id]) for i in part] for part in parts]
             if self._workers:
-                found = self._workers.call(self._app, stacks)
+                replies_of_parts = self._workers.call(self._app, stacks)
             else:
                 with self._alone, self._generators.in_place() if self._generators else nullcontext():
-                    found = [call_app(self._app, stacks[0])]
-            for part, replies in zip(parts, found, strict=True):
+                    replies_of_parts = [call_app(self._app, stacks[0])]
+            for part, replies in zip(parts, replies_of_parts, strict=True):
                 answers |= zip(part, replies, strict=True)
         return [answers[index] for index in range(len(messages))]
 

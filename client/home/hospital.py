@@ -173,8 +173,8 @@ class Hospital:
         """
         self.shard()
         own = self.records.own.shard(self.site)
-        found = own.digest if in_order else own.contents
-        return digest(found, repr(self.records.split)) if self.moves_patients else found
+        identity = own.digest if in_order else own.contents
+        return digest(identity, repr(self.records.split)) if self.moves_patients else identity
 
 
 def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:
@@ -232,9 +232,9 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
     site, ledger = names[request.site], Path(request.home) / "ledger.sqlite"
     if isinstance(request, AskRequest):
-        told = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
+        changes = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
                 "allow_without_privacy": True}  # fmt: skip
-        policy, ledger = policy.model_copy(update=told), Path(request.ledger or ledger)
+        policy, ledger = policy.model_copy(update=changes), Path(request.ledger or ledger)
     return Hospital(
         site, schema, policy, site_home(request.home, site), ledger, config.seed, records, config.data.imputer_file
     )  # fmt: skip

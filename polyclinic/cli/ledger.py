@@ -39,16 +39,16 @@ def show(
         from polyclinic.privacy.ledger.statements import detailed, statement_of, statements
 
     path = _file(path)
-    found = statements(_ledgers(path, site))
-    if as_json or len(found) == 1 or delta:
-        found = [detailed(statement, delta or ()) for statement in found]
+    shown = statements(_ledgers(path, site))
+    if as_json or len(shown) == 1 or delta:
+        shown = [detailed(statement, delta or ()) for statement in shown]
     beside = _held_out(path)
     held_out = statements([*Ledger.read_all(beside).values()]) if beside else []
     held_out = [statement for statement in held_out if site in (None, statement["site"])]
-    value = statement_of(found)
+    value = statement_of(shown)
     answer(
         as_json, value | {"held_out": statement_of(held_out) if held_out else None},
-        *_shown(found, held_out, value, with_deltas=len(found) == 1 or bool(delta)),
+        *_shown(shown, held_out, value, with_deltas=len(shown) == 1 or bool(delta)),
     )  # fmt: skip
 
 

@@ -176,10 +176,10 @@ def assignments(sets: list[str] | None) -> dict[str, Any]:
 
 def pairs(option: str, texts: list[str] | None) -> dict[str, str]:
     """Values by their keys of an option that takes KEY=VALUE. Raises ConfigError for anything else."""
-    found = {}
+    values = {}
     for text in texts or []:
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(f"{option} takes KEY=VALUE, not {text!r}.")
-        found[key.strip()] = value
-    return found
+        values[key.strip()] = value
+    return values

@@ -12,20 +12,20 @@ from polyclinic.errors import ConfigError
 def parse_assignments(text: str) -> dict[str, Any]:
     """``"a=1, b=[2, 3]"`` as ``{"a": 1, "b": [2, 3]}``; bare words are text. Raises ConfigError on anything else."""
     try:
-        found: dict[str, Any] = tomllib.loads(f"value = {{{text}}}")["value"]
-        if not any(isinstance(value, dict) for value in found.values()):
-            return found
+        assigned: dict[str, Any] = tomllib.loads(f"value = {{{text}}}")["value"]
+        if not any(isinstance(value, dict) for value in assigned.values()):
+            return assigned
     except tomllib.TOMLDecodeError:
         pass  # with a bare word it is no TOML
-    found = {}
+    assigned = {}
     for part in filter(None, (piece.strip() for piece in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals or not key.strip():
             raise ConfigError(f"{part!r} is not of the form key=value.")
-        if key.strip() in found:
+        if key.strip() in assigned:
             raise ConfigError(f"{key.strip()!r} is given twice in {text!r}.")
-        found[key.strip()] = parse_value(value.strip())
-    return found
+        assigned[key.strip()] = parse_value(value.strip())
+    return assigned
 
 
 def keyword_arguments(text: str) -> dict[str, Any]:

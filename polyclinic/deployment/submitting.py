@@ -52,12 +52,12 @@ def submit(
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
     out = str(found.folder / Path(config.out).expanduser())
-    told = config.for_flower() | {"out": out}
+    keys = config.for_flower() | {"out": out}
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home:
         (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
         app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
-        run = start_run(app, LINK, told, environment)
+        run = start_run(app, LINK, keys, environment)
         said, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
     try:
         with control(address or found.here, found.folder / "ca.crt") as client:

@@ -145,7 +145,7 @@ class Cohort:
             what = f"{source}, step {step.name!r}"
             if condition is None and patient is None:
                 raise ConfigError(f"{what}: 'one-each' needs a schema with a patient_id column.")
-            left = _one_each(rows, step, what) if condition is None else _kept(rows, condition, what)
+            left = _one_each(rows, step, what) if condition is None else _rows_where(rows, condition, what)
             rows = tally.counted(left)
         plain = (frame.drop(columns=_PATIENT) for frame in rows)
         return plain, lambda: Flow(tuple(Stage(t.name, t.rows, len(t.patients)) for t in tallies))
@@ -179,7 +179,7 @@ def _identified(frames: Iterable[pd.DataFrame], patient: str | None, source: str
         yield frame.assign(**{_PATIENT: pd.Series(rows, index=frame.index, dtype=object)})
 
 
-def _kept(frames: Iterable[pd.DataFrame], condition: Expression, what: str) -> Iterator[pd.DataFrame]:
+def _rows_where(frames: Iterable[pd.DataFrame], condition: Expression, what: str) -> Iterator[pd.DataFrame]:
     for frame in frames:
         require_names(frame.columns.tolist(), condition.names, what)
         try:

@@ -212,21 +212,21 @@ def _macro(sites: Mapping[str, Judged], by: Judge) -> Estimates:
     """The mean over the hospitals that define a metric; its interval only where each of them has one."""
     found = {}
     for metric in by.titles:
-        known = _known(sites, metric)
+        known = _defined_values(sites, metric)
         drawn = [sites[name].draws[metric] for name in known if metric in sites[name].draws]
         draws = np.mean(drawn, axis=0) if drawn and len(drawn) == len(known) else np.empty(0)
         found[metric] = estimate(float(np.mean([*known.values()])) if known else np.nan, draws)
     return found
 
 
-def _known(parts: Mapping[str, Judged], metric: str) -> dict[str, float]:
+def _defined_values(parts: Mapping[str, Judged], metric: str) -> dict[str, float]:
     found = {name: one.told[metric]["value"] for name, one in parts.items()}
     return {name: value for name, value in found.items() if value is not None}
 
 
 def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     """The hospital that does worst, by name, with its own estimate; None where none defines the metric."""
-    known = _known(parts, metric)
+    known = _defined_values(parts, metric)
     if not known:
         return None
     worst = (
@@ -239,7 +239,7 @@ def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
 
 def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     """The largest value less the smallest, and of whom; None of fewer than two. The interval is of just these two."""
-    known = _known(parts, metric)
+    known = _defined_values(parts, metric)
     if len(known) < 2:
         return None
     high, low = max(known, key=known.__getitem__), min(known, key=known.__getitem__)

@@ -379,35 +379,35 @@ def tenths(predicted: Floats, observed: Floats) -> list[dict[str, float | None]]
     return bins
 
 
-def _told(summary: Mapping[str, Any], key: str) -> Any:
+def _of_judge(summary: Mapping[str, Any], key: str) -> Any:
     """What a run's summary says of its judge; of a run of before there were objectives, what is true of classes."""
     return (CLASSES.as_dict() | (summary.get("objective") or {}))[key]
 
 
 def titles(summary: Mapping[str, Any]) -> dict[str, str]:
     """The titles of a run's metrics by name."""
-    return dict(_told(summary, "metrics"))
+    return dict(_of_judge(summary, "metrics"))
 
 
 def headline(summary: Mapping[str, Any]) -> tuple[str, str]:
     """The two metrics that tables of a run show."""
-    first, second = _told(summary, "headline")
+    first, second = _of_judge(summary, "headline")
     return str(first), str(second)
 
 
 def groups_shown(summary: Mapping[str, Any]) -> list[str]:
     """The metrics that tables of groups and of hospitals show."""
-    return list(_told(summary, "groups"))
+    return list(_of_judge(summary, "groups"))
 
 
 def compared(summary: Mapping[str, Any]) -> list[str]:
     """The metrics by which the run is compared with others."""
-    return [name for name in _told(summary, "compared") if name in _told(summary, "metrics")]
+    return [name for name in _of_judge(summary, "compared") if name in _of_judge(summary, "metrics")]
 
 
 def calibrated(summary: Mapping[str, Any]) -> dict[str, float]:
     """By metric of calibration its value where predictions are true."""
-    return dict(_told(summary, "calibrated"))
+    return dict(_of_judge(summary, "calibrated"))
 
 
 def predicts_numbers(summary: Mapping[str, Any]) -> bool:

@@ -260,13 +260,13 @@ def _attributes(
 
     # A loss is minus a log-likelihood but for its scale, which is that at which errors of the attacker's own patients are usual.
     scale = 1.0 if target.objective.is_likelihood else 0.5 / max(float(losses(*own).mean()), 1e-12)
-    found = [
+    guesses = [
         attributes.guess_column(
             one, members, others, own, target.objective.label_columns, lambda x, y: -scale * losses(x, y)
         )
         for one in secrets
     ]
-    return [asdict(one) for one in found if one is not None]
+    return [asdict(one) for one in guesses if one is not None]
 
 
 def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:

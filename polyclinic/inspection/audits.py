@@ -45,8 +45,8 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
     # Records and their dataset are not asked for where neither the model nor the objective depends on them.
-    known = bool(config.objective or config.data.label or not program.any_width)
-    columns = dataset_of(config).schema.labels if known else _CLASSES
+    needs_schema = bool(config.objective or config.data.label or not program.any_width)
+    columns = dataset_of(config).schema.labels if needs_schema else _CLASSES
     kinds = _kinds(columns)
     if program.any_width:
         steps = config.rounds * config.training.local_steps

@@ -39,8 +39,8 @@ def judge_run(
     simulation = run.simulation("each judges at home with --hospital")
     synthesizer = run.synthesizer()
     schema, dataset = synthesizer.layout.schema, simulation.config.dataset
-    found = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
-    whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **found}
+    quality = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **quality}
     write_file(run.quality_file, _json(whole))
     render_report(run.path)
     return whole
@@ -65,8 +65,8 @@ def judge_at_home(
     doing("reading the hospital's records")
     split = run.config().split.rule
     shard = read_shard(own_records(described, home, schema), schema, described.site, described.data, split)
-    found = _judged(synthesizer, schema, [shard], full, seed, doing)
-    whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **found}
+    quality = _judged(synthesizer, schema, [shard], full, seed, doing)
+    whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **quality}
     write_outputs(
         {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
     )

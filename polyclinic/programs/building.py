@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import dashed
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError, nearest, why
+from polyclinic.errors import ConfigError, failing, nearest
 from polyclinic.plugins import model_named
 from polyclinic.types import Builder
 
@@ -72,13 +72,9 @@ class Model:
         arguments = {name: value for name, value in given.items() if name in self._parameters} | options
 
         def build() -> nn.Module:
-            try:
+            what = f"Configuration key 'model' has the value {self.config.model!r}"
+            with failing(f"{what}, which does not build a torch module from ({', '.join(arguments)})"):
                 module = made_by(**arguments)
-            except PolyclinicError:
-                raise
-            except Exception as error:
-                shown = ", ".join(arguments)
-                raise self._refused(f"does not build a torch module from ({shown}): {why(error)}") from error
             if not isinstance(module, nn.Module):
                 raise self._refused(f"must build a torch nn.Module, not a {type(module).__name__}")
             return module

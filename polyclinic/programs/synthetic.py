@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -15,7 +15,7 @@ from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError, PolyclinicError, why
+from polyclinic.errors import ConfigError, failing
 from polyclinic.plugins import resolve
 from polyclinic.privacy.streams import generator
 from polyclinic.programs.program import Half, Program, State
@@ -132,18 +132,11 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
     return {"0.weight": weight.astype(np.float32), "0.bias": bias.astype(np.float32)}
 
 
-@contextmanager
-def making(config: RunConfig) -> Iterator[None]:
+def making(config: RunConfig) -> AbstractContextManager[None]:
     """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so."""
-    try:
-        yield
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"Configuration key 'synthesis.options' has the value {config.synthesis.options!r}, which makes no {config.model!r}: "
-            f"{why(error)}."
-        ) from error
+    return failing(
+        f"Configuration key 'synthesis.options' has the value {config.synthesis.options!r}, which makes no {config.model!r}"
+    )
 
 
 def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, Any]) -> Any:

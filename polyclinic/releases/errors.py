@@ -106,7 +106,7 @@ class ErrorSums(Noised):
         return np.asarray(rng.standard_normal((draws, *self.counts.shape)))
 
     def metrics(self, counts: Floats, deviation: float) -> Floats:
-        patients, total, least = *_known(counts[:, 0], deviation), LEAST * deviation
+        patients, total, least = *_beyond_noise(counts[:, 0], deviation), LEAST * deviation
         missed, signed, squared, label, label_squared = counts[:, 1:].T
         spread = label_squared - label**2 / total
         r2 = 1 - squared / np.where(spread > least, spread, np.nan)
@@ -123,14 +123,14 @@ class QuantileSums(ErrorSums):
     names: ClassVar[tuple[str, ...]] = ("mae", "pinball", "coverage", "patients")
 
     def metrics(self, counts: Floats, deviation: float) -> Floats:
-        patients, total = _known(counts[:, 0], deviation)
+        patients, total = _beyond_noise(counts[:, 0], deviation)
         missed, pinball, inside = counts[:, 1:].T
         return np.stack(
             [self.distance * missed / total, self.distance * pinball / total, inside / total, patients], axis=1
         )
 
 
-def _known(patients: Floats, deviation: float) -> tuple[Floats, Floats]:
+def _beyond_noise(patients: Floats, deviation: float) -> tuple[Floats, Floats]:
     """(B,) patients, and the same or NaN where noise drowns them."""
     return patients, np.where(patients > LEAST * deviation, patients, np.nan)
 

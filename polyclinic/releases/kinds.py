@@ -73,5 +73,5 @@ def answer_of_json(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 def decisive(question: Question) -> dict[str, Any]:
     """What of a question decides the numbers of its answer, as plain values."""
-    told: dict[str, Any] = _QUESTION.dump_python(question, exclude={"kind"})
-    return {name: "\n".join(value) if isinstance(value, tuple) else value for name, value in told.items()}
+    fields: dict[str, Any] = _QUESTION.dump_python(question, exclude={"kind"})
+    return {name: "\n".join(value) if isinstance(value, tuple) else value for name, value in fields.items()}

@@ -130,13 +130,13 @@ class Noised(ABC):
         redrawn = self.counts + self.deviation * self.noise(rng, DRAWS)
         low, high = zip(*(self.ranges.get(name, (0.0, np.inf)) for name in self.names), strict=True)
         values = self.metrics(self.counts[None], self.deviation).clip(low, high)[0]
-        draws, found = self.metrics(redrawn, 0.0), dict[str, dict[str, float | None]]()
+        draws, figures = self.metrics(redrawn, 0.0), dict[str, dict[str, float | None]]()
         for index, name in enumerate(self.names):
             defined = draws[np.isfinite(draws[:, index]), index]
-            known = bool(np.isfinite(values[index])) and len(defined) > DRAWS // 2
-            found[name] = {"value": float(values[index]) if known else None,
-                           "error": float(np.diff(np.quantile(defined, _MIDDLE))[0] / 2) if known else None}  # fmt: skip
-        return found
+            is_known = bool(np.isfinite(values[index])) and len(defined) > DRAWS // 2
+            figures[name] = {"value": float(values[index]) if is_known else None,
+                             "error": float(np.diff(np.quantile(defined, _MIDDLE))[0] / 2) if is_known else None}  # fmt: skip
+        return figures
 
     def values(self) -> dict[str, float | None]:
         """The value of each figure, without its error."""

@@ -147,9 +147,9 @@ def check_epsilon(epsilon: float | None) -> None:
 
 def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnswer]) -> dict[str, Any]:
     """What was asked, what followed and what it cost, as plain values: the keys are a contract (docs/reference/json.md)."""
-    found = question.conclude(schema, answers)
-    sites = {one.site: own | one.summary() for one, own in zip(answers, found.by_site, strict=True)}
-    return {**found.figures, **found.product, "sites": sites, "privacy": cost_together(answers, schema.unit)}
+    conclusion = question.conclude(schema, answers)
+    sites = {one.site: own | one.summary() for one, own in zip(answers, conclusion.by_site, strict=True)}
+    return {**conclusion.figures, **conclusion.product, "sites": sites, "privacy": cost_together(answers, schema.unit)}
 
 
 def cost_together(answers: Sequence[HospitalAnswer], unit: str) -> dict[str, Any]:

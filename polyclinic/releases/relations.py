@@ -115,8 +115,8 @@ class Relations:
         noise = [self.plan(schema, one.pricing).policy_noise for one in answers]
         imputer = imputer_of([one.answer.arrays["products"] for one in answers], noise, schema)
         exact = self.epsilon is None
-        told = {"exact": exact, "mechanism": "exact" if exact else "gaussian", "features": list(imputer.features)}
-        return Conclusion(told, [{"noise_multiplier": one} for one in noise], {"imputer": imputer})
+        facts = {"exact": exact, "mechanism": "exact" if exact else "gaussian", "features": list(imputer.features)}
+        return Conclusion(facts, [{"noise_multiplier": one} for one in noise], {"imputer": imputer})
 
 
 @lru_cache(maxsize=16)

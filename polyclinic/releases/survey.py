@@ -120,7 +120,7 @@ class Survey:
         columns = self.parts(schema)
         by_column = zip(*(_counted(one.answer, columns) for one in answers), strict=True)
         added = {column.name: _added(counts) for column, counts in zip(columns, by_column, strict=True)}
-        product, found = prepared(schema, added, self.rules)
+        product, figures_of_columns = prepared(schema, added, self.rules)
         plans = [self.plan(schema, one.pricing) for one in answers]
         figures: dict[str, Any] = {}
         for column in columns:
@@ -131,10 +131,10 @@ class Survey:
                 "standard_error": standard_error(column, added[column.name]), "most": self.most(column),
                 "epsilon": finite(cost),
                 "threshold_delta": max(plan.threshold_delta for plan in plans) if column.is_open else 0.0,
-                "threshold": plans[0].threshold(column) if column.is_open else None, **found[column.name],
+                "threshold": plans[0].threshold(column) if column.is_open else None, **figures_of_columns[column.name],
             }  # fmt: skip
-        told = {"exact": self.epsilon is None, "bins": self.bins, "codes": self.codes, "columns": figures}
-        return Conclusion(told, [{"noise_multiplier": plan.noise_multiplier} for plan in plans], {"schema": product})
+        facts = {"exact": self.epsilon is None, "bins": self.bins, "codes": self.codes, "columns": figures}
+        return Conclusion(facts, [{"noise_multiplier": plan.noise_multiplier} for plan in plans], {"schema": product})
 
 
 def _counted(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
@@ -231,9 +231,9 @@ def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> 
     # In order of their names, so that noise does not follow the records' order.
     names = sorted(counts)
     total = np.array([counts[name] * points for name in names], dtype=np.int64)
-    found = noisy(total, plan.noise_multiplier, stream) / points
-    kept = np.flatnonzero(found >= plan.threshold(column))
-    return found[kept], tuple(names[index] for index in kept)
+    noised = noisy(total, plan.noise_multiplier, stream) / points
+    kept = np.flatnonzero(noised >= plan.threshold(column))
+    return noised[kept], tuple(names[index] for index in kept)
 
 
 def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints:

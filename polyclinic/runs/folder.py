@@ -241,9 +241,9 @@ class Run:
             return f"The run in {self.path} has finished{lacking}; `polyclinic show {path}` prints it."
         if self.checkpoint.is_file():
             return f"The run's folder is {self.path}; go on with `polyclinic run --resume {path}`."
-        kept = sorted(self.kept_checkpoints.glob("*.safetensors"))
-        if kept:
-            return f"{self.checkpoint} is missing; copy {kept[-1]} to it, and the run can go on."
+        checkpoints = sorted(self.kept_checkpoints.glob("*.safetensors"))
+        if checkpoints:
+            return f"{self.checkpoint} is missing; copy {checkpoints[-1]} to it, and the run can go on."
         return f"The run's folder is {self.path}; it stopped before its first checkpoint, so start it anew."
 
     def config(self) -> RunConfig:

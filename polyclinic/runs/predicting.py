@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+from pandas.api.types import is_numeric_dtype
 
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.checks import require_columns, texts
@@ -84,7 +85,7 @@ def predict(
     else:
         records = _as_schema(table, schema, mapping or ColumnMapping(), source)
     strange = _without_strangers(records, schema)
-    encoded, places, refused = _allowed(records, schema, source)
+    encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
@@ -101,19 +102,23 @@ def predict(
 
 
 def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
-    """Make unknown categories of columns that may be missing, and have no category for others, missing; a note counts them."""
+    """Make unknown categories, and words in place of yes and no, missing in columns that may be missing and have no category for
+    others; a note counts them."""
     counts = Counter[str]()
     for column in schema.features:
-        if column.categories and column.kind != "code_set" and column.nullable and not column.other:
+        in_words = column.kind in ("binary", "ordinal", "categorical") and not is_numeric_dtype(records[column.name])
+        if in_words and column.nullable and not column.other:
             cells = pd.Series(texts(records[column.name]), index=records.index, dtype=object)
-            known = cells.isin(["", *column.categories])
+            known = (cells == "") | cells.isin(column.categories)
+            if not column.categories:  # a number other than 0 and 1 is a fault
+                known |= pd.to_numeric(cells, errors="coerce").notna() | cells.str.lower().isin(["true", "false"])
             records[column.name] = cells.where(known & (cells != ""), None)
             counts[column.name] = int((~known).sum())
     read = [f"{name!r} ({count:,})" for name, count in counts.items() if count]
     return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
 
 
-def _allowed(records: pd.DataFrame, schema: Schema, source: str) -> tuple[Encoded, Ints, list[str]]:
+def _allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
     """The encoded rows whose features the schema allows, their places, and a note that counts the others.
 
     Raises CellsRefused for a label that is missing or not allowed.
@@ -128,7 +133,7 @@ def _allowed(records: pd.DataFrame, schema: Schema, source: str) -> tuple[Encode
             f"{fault.column!r} ({len(fault.rows):,}: {fault.problem.partition(';')[0]})" for fault in error.faults
         ]
         places = np.setdiff1d(places, np.concatenate([fault.rows for fault in error.faults]))
-    lost = f"{len(records) - len(places):,} of {len(records):,} rows have no prediction, for cells that the model cannot read: "
+    lost = f"{len(records) - len(places):,} of {len(records):,} {what} have no prediction, for cells that the model cannot read: "
     return encode(records.iloc[places], schema, source), places, [f"{lost}{several(refused, most=8)}."]
 
 

@@ -120,10 +120,10 @@ class SimulatedRecords:
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def shards(self) -> dict[str, Shard]:
         """The hospitals' records by their names, in order."""
-        found = self.dataset.load()
-        name = self.partitioner or found.default_partitioner
+        loaded = self.dataset.load()
+        name = self.partitioner or loaded.default_partitioner
         dealer = dealer_named(name, keyword_arguments(self.partitioner_options))
-        shards = load_shards(found, self.sites, name, self.seed, self.alpha, dealer, self.split)
+        shards = load_shards(loaded, self.sites, name, self.seed, self.alpha, dealer, self.split)
         return {shard.site: shard for shard in shards}
 
     def shard(self, site: str) -> Shard:

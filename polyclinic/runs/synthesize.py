@@ -67,9 +67,9 @@ def synthesize(
         digests[name] = sha256(path)
 
     def certify(path: Path) -> None:
-        told = summary.synthesis or {}
+        statement = summary.synthesis or {}
         drawn = {
-            "method": {"name": told.get("model") or told.get("method"), "class": type(synthesizer).__name__},
+            "method": {"name": statement.get("model") or statement.get("method"), "class": type(synthesizer).__name__},
             "rows": number_of_rows, "sets": sets, "seed": seed,
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},

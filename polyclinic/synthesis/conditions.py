@@ -56,11 +56,11 @@ def conditions_of(text: str, layout: Layout) -> tuple[Condition, ...]:
     Where rows say of which hospital they are, ``"hospital=2:100"`` as well, numbered from 1 in the order of the run's.
     Raises ConfigError for another form, column, value or number.
     """
-    found = tuple(_condition(part, layout) for part in _NEXT.split(text))
-    places = [(one.column, one.value) for one in found]
+    conditions = tuple(_condition(part, layout) for part in _NEXT.split(text))
+    places = [(one.column, one.value) for one in conditions]
     if twice := [f"{column}={value}" for column, value in places if places.count((column, value)) > 1]:
         raise ConfigError(f"--condition names {twice[0]} twice; give each value once.")
-    return found
+    return conditions
 
 
 def _condition(text: str, layout: Layout) -> Condition:

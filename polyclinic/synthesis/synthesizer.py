@@ -67,7 +67,7 @@ def load(path: Path, layout: Layout) -> Synthesizer:
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
-            told = json.loads(file.metadata()[_META])
-        return made_again(layout, told, arrays)
+            meta = json.loads(file.metadata()[_META])
+        return made_again(layout, meta, arrays)
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, ImportError, AttributeError) as error:
         raise DataError(f"{path} holds no synthesizer of this schema: {type(error).__name__}.") from None

@@ -95,7 +95,7 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
         # Only closed forms can take several patients apart together: how another module rounds in company nobody can say.
         if engine == "opacus" or (settings.apart and private and engine != "linear"):
             return [train_one(made, arrays, site, settings) for site in work]
-        return train_stacked(made, arrays, work, settings, engine)
+        return train_stacked(lambda: module, arrays, work, settings, engine)
 
 
 def evaluate(

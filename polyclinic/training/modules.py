@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from polyclinic.errors import ConfigError, PolyclinicError, why
+from polyclinic.errors import ConfigError, failing
 from polyclinic.types import Arrays, Builder
 
 # What computes several steps at once, of which no patient's gradient can be told, and what to take instead.
@@ -30,19 +30,24 @@ def load(build: Builder, arrays: Arrays) -> nn.Module:
     with torch.random.fork_rng(devices=[]):  # a new module's own initial values come from the global generator
         module = build()
     expected = module.state_dict()
-    if set(expected) != set(arrays):
-        raise ConfigError(
-            f"The model's arrays are {', '.join(sorted(arrays))}; this hospital's model has {', '.join(sorted(expected))}."
-        )
-    for label, value in expected.items():
-        if tuple(arrays[label].shape) != tuple(value.shape):
-            raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {tuple(value.shape)}.")
-        if not np.isfinite(arrays[label]).all():
-            raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
+    check_fit({label: tuple(value.shape) for label, value in expected.items()}, arrays)
     module.load_state_dict(
         {label: torch.from_numpy(np.array(arrays[label])).to(v.dtype) for label, v in expected.items()}
     )
     return module
+
+
+def check_fit(expected: Mapping[str, tuple[int, ...]], arrays: Arrays) -> None:
+    """Raises ConfigError where the names or shapes of ``arrays`` are not the ``expected`` ones, or a number is not finite."""
+    if set(expected) != set(arrays):
+        raise ConfigError(
+            f"The model's arrays are {', '.join(sorted(arrays))}; this hospital's model has {', '.join(sorted(expected))}."
+        )
+    for label, shape in expected.items():
+        if tuple(arrays[label].shape) != shape:
+            raise ConfigError(f"Array {label!r} has shape {arrays[label].shape}; allowed is {shape}.")
+        if not np.isfinite(arrays[label]).all():
+            raise ConfigError(f"Array {label!r} holds values that are not finite; the global model has diverged.")
 
 
 def split_flat(flat: Tensor, module: nn.Module) -> dict[str, Tensor]:
@@ -107,7 +112,7 @@ def check_outputs(build: Builder, arrays: Arrays, features: int, outputs: Collec
     """
     module, allowed = load(build, arrays).train(), " or ".join(f"(7, {number})" for number in outputs)
     rows = torch.linspace(-1, 1, 7 * features).reshape(7, features)
-    with seeded(0), _failing(f"The model fails on 7 made-up rows of {features} features"):
+    with seeded(0), failing(f"The model fails on 7 made-up rows of {features} features"):
         made = module(rows.to(next(module.parameters(), rows).dtype))
     if not isinstance(made, Tensor):
         inside = f" of {len(made)}" if isinstance(made, tuple | list | dict) else ""
@@ -132,17 +137,6 @@ def are_probabilities(outputs: Tensor) -> bool:
     return inside and (
         outputs.shape[1] == 1 or torch.allclose(outputs.sum(1), torch.ones(len(outputs)).to(outputs), atol=1e-4)
     )
-
-
-@contextmanager
-def _failing(what: str) -> Iterator[None]:
-    """Whatever a stranger's module raises within becomes a ConfigError that begins with ``what``."""
-    try:
-        yield
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"{what}: {why(error)}.") from error
 
 
 def check_module(module: nn.Module) -> None:
@@ -191,7 +185,7 @@ def check_behaviour(build: Builder, arrays: Arrays, features: int) -> None:
         name: arrays[name] + 0.01 * np.cos(np.arange(1.0, value.numel() + 1)).reshape(value.shape)
         for name, value in module.state_dict().items() if value.data_ptr() in trained
     }  # fmt: skip
-    with _failing("The model fails on made-up rows in float64, in which its patients are compared"):
+    with failing("The model fails on made-up rows in float64, in which its patients are compared"):
         _check_apart(lambda: load(lambda: build().double(), arrays), arrays, features)
 
 

@@ -19,7 +19,7 @@ from polyclinic.wire.messages import RECORD
 
 def is_merged(reply: Message) -> bool:
     """Whether the reply's model is, or is in, a mean that one of the replies carries."""
-    return MERGED in _told(reply)
+    return MERGED in _record_of(reply)
 
 
 def merge(replies: Sequence[Message], key: str) -> list[Message]:
@@ -32,7 +32,7 @@ def merge(replies: Sequence[Message], key: str) -> list[Message]:
         return list(replies)
     weights = [float(metrics[key]) for metrics in figures]  # type: ignore[arg-type]
     found = [(reply, arrays_of(reply), weight) for reply, weight in zip(replies, weights, strict=True)]
-    carriers = [(reply, *arrays[0], _told(reply).get(WEIGHT, weight)) for reply, arrays, weight in found if arrays]
+    carriers = [(reply, *arrays[0], _record_of(reply).get(WEIGHT, weight)) for reply, arrays, weight in found if arrays]
     borne = [float(weight) for *_, weight in carriers]  # type: ignore[arg-type]
     total = math.fsum(weights)
     if not math.isclose(math.fsum(borne), total, rel_tol=1e-9):
@@ -57,6 +57,6 @@ def arrays_of(reply: Message) -> list[tuple[str, ArrayRecord]]:
     return [(name, record) for name, record in reply.content.items() if isinstance(record, ArrayRecord)]
 
 
-def _told(reply: Message) -> ConfigRecord:
+def _record_of(reply: Message) -> ConfigRecord:
     record = reply.content.get(RECORD)
     return record if isinstance(record, ConfigRecord) else ConfigRecord()

@@ -59,14 +59,14 @@ class Site:
         """By what its epsilon is measured, with the budget of its policy."""
         return Terms(self.name, self.delta, self.relation, self.schema.unit, self.budget, self.accountant)
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """What it said and its node, as plain values, without the schema, which all hospitals of a run share."""
         return {part.name: getattr(self, part.name) for part in fields(self) if part.name != "schema"}
 
     @classmethod
-    def away(cls, told: Mapping[str, Any], schema: Schema) -> Site:
+    def away(cls, values: Mapping[str, Any], schema: Schema) -> Site:
         """A hospital that took part and cannot be reached."""
-        return cls(schema=schema, **told)
+        return cls(schema=schema, **values)
 
 
 Dropped = list[tuple[str, str]]
@@ -103,7 +103,7 @@ def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, 
     hosted: dict[int, list[int]] = {}
     for index, node in asked.items():
         hosted.setdefault(node, []).append(index)
-    found: dict[int, Message] = {}
+    replies_by_index: dict[int, Message] = {}
     for reply in replies:
         group, hosts = reply.metadata.group_id, hosted.get(reply.metadata.src_node_id, [])
         index = int(group) if group.isascii() and group.isdigit() and len(group) < _LONGEST_NUMBER else -1
@@ -111,8 +111,8 @@ def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, 
         if index not in asked or (hosts and index not in hosts):
             index = hosts[0] if len(hosts) == 1 else -1
         if index >= 0:
-            found[index] = reply
-    return found
+            replies_by_index[index] = reply
+    return replies_by_index
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.split import OWN_SPLIT
-from polyclinic.errors import ConfigError, PolyclinicError, why
+from polyclinic.errors import ConfigError, PolyclinicError, failing
 from polyclinic.evaluation.assessment import Predictions, pool
 from polyclinic.evaluation.judges import CLASSES, Judge, judge_of
 from polyclinic.evaluation.metrics import Metrics
@@ -114,7 +114,8 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
     """
     if not config.evaluation.function:
         return {}
-    try:
+    what = f"Configuration key 'evaluation.function' has the value {config.evaluation.function!r}"
+    with failing(f"{what}, which failed in round {number}"):
         given = evaluator_named(config.evaluation.function)(number, to_record(model))
         if given is not None and not isinstance(given, Mapping):
             raise TypeError(
@@ -124,13 +125,6 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
             name: value.item() if isinstance(value, np.generic) else value for name, value in (given or {}).items()
         }
         return dict(MetricRecord(numbers))
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"Configuration key 'evaluation.function' has the value {config.evaluation.function!r}, which failed in round "
-            f"{number}: {why(error)}."
-        ) from error
 
 
 def _note_costs(run: Run, state: RunState, exchange: Exchange, request: str) -> None:
@@ -197,10 +191,10 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message, 
         epsilon, deviation = (float(str(fields[name])) for name in ("held-out-epsilon", "deviation"))
         if charged := str(fields.get("held-out-charged", "")):
             check_told(from_text(charged), site.relation)
-        found = question_of(objective)
-        if found is None:
+        measure = question_of(objective)
+        if measure is None:
             raise ValueError("counts that nobody asked for")
-        question = found[0].of_deviation(found[1], deviation)
+        question = measure[0].of_deviation(measure[1], deviation)
         if counts.shape != question.shape or not np.isfinite(counts).all():
             raise ValueError("the counts have another shape")
         # Whatever the hospital says, counts with so little noise cost so much.

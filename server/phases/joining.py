@@ -40,9 +40,9 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     new = sorted(set(run.grid.get_node_ids()) - run.known - set(run.pending))
     late = newcomers(run.grid, ask_to_enrol(run.grid, request, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
-    found = late.found + back.found
+    newcomers_of_round = late.found + back.found
     # An impostor's claim, which its key tells, must not keep out the hospital whose name it uses.
-    genuine = [site for site in found if not state.impostor(site)]
+    genuine = [site for site in newcomers_of_round if not state.impostor(site)]
     present = {site.name for site in run.sites}
     shared = {name for name, count in Counter(site.name for site in genuine).items() if count > 1}
     named = [
@@ -52,7 +52,7 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
             if site.name in present | shared
             else _stranger(site, run) or state.impostor(site),
         )
-        for site in found
+        for site in newcomers_of_round
     ]
     absent = late.absent + back.absent + [(site.name, why) for site, why in named if why]
     names = late.names | back.names
@@ -63,7 +63,7 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     if fit:
         keep(state)
     joined = _counted(run, state, number, fit)
-    clashing = [site for site in found if site.name in shared]
+    clashing = [site for site in newcomers_of_round if site.name in shared]
     again = {site.node for site in (*fit, *clashing)} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
     known = run.known | ((late.answered | back.answered) - again)

@@ -113,8 +113,8 @@ def check_understood(messages: Sequence[Message], program: Program, name: str) -
                 f"The strategy {name} sends hospitals the record {records[0]!r}, which they would not look at; a half of the "
                 f"strategy's gets arrays by the name {BESIDE + records[0]!r} (receives), and numbers of 'config' (takes)."
             )
-        told = content.config_records.get("config")
-        if unheard := [key for key in told or () if key not in (*FOLLOWED, *half.takes)]:
+        config_record = content.config_records.get("config")
+        if unheard := [key for key in config_record or () if key not in (*FOLLOWED, *half.takes)]:
             raise ConfigError(
                 f"The strategy {name} tells hospitals {unheard[0]!r}, which they would not follow; they follow "
                 f"{', '.join((*FOLLOWED, *half.takes))}. A half of the strategy's takes more numbers (takes)."

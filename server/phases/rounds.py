@@ -29,8 +29,8 @@ from polyclinic.types import Arrays
 from polyclinic.wire.arrays import contents_of, from_record, to_record
 from polyclinic.wire.messages import TrainRequest, is_model
 
-TOLD = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
-Told = dict[str, dict[str, Any]]
+SITE_FIGURES = ("train_loss", "bytes_down", "bytes_up", "simulated_seconds")
+SiteFigures = dict[str, dict[str, Any]]
 
 
 def run_rounds(
@@ -52,7 +52,7 @@ def run_rounds(
         run = with_newcomers(run, state, number, keep)
         state.miss(number, [site.name for site in run.sites])
         try:
-            told = _train(run, state, number)
+            figures = _train(run, state, number)
         except BudgetRefused as refusal:
             # The hospitals paid for the rounds that are done, so their result must not be lost with the rest.
             if state.round == 0:
@@ -63,7 +63,7 @@ def run_rounds(
             if not config.simulation.loses_replies:
                 raise
             state.leave(number, str(shortfall))
-            told = {}
+            figures = {}
         run = without_silent(run, state, number)
         # Generators that hospitals choose among are judged again after the choice, which is when private metrics are asked for.
         private = config.evaluation.plans_private(number, config.rounds) and not (
@@ -74,13 +74,13 @@ def run_rounds(
             run = without_silent(run, state, number)
         else:
             unknown = dict.fromkeys(run_judge(run).by_round)
-            rows = [{"round": number, "site": name} | unknown for name in told]
+            rows = [{"round": number, "site": name} | unknown for name in figures]
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started
         state.seconds += elapsed
         state.rows += [
-            row | dict.fromkeys(TOLD) | told.get(row["site"], {})
+            row | dict.fromkeys(SITE_FIGURES) | figures.get(row["site"], {})
             | {"epsilon": state.epsilon.get(row["site"]), "seconds": elapsed}
             for row in rows
         ]  # fmt: skip
@@ -92,8 +92,8 @@ def run_rounds(
     return run
 
 
-def _train(run: Run, state: RunState, number: int) -> Told:
-    """One round of training; changes ``state`` and returns what was told of each site that took part (``TOLD``).
+def _train(run: Run, state: RunState, number: int) -> SiteFigures:
+    """One round of training; changes ``state`` and returns figures of each site that took part (``SITE_FIGURES``).
 
     A round that nobody is sampled for changes no model. But where central privacy counts on nobody knowing who was sampled,
     or on every round's noise, it gets its noise like any other, and so does one that simulated conditions leave with few
@@ -107,16 +107,16 @@ def _train(run: Run, state: RunState, number: int) -> Told:
         return {}
     updates = updates_of(run, state, cohort, number)
     exchange, replies = _collect(run, state, updates, number)
-    given, told = state.model, _told(run, exchange, replies)
+    given, figures = state.model, _site_figures(run, exchange, replies)
     arrays, metrics = updates.aggregate(replies)
     state.note_metrics(number, "train", metrics)
-    state.joined |= {name: state.joined.get(name, 0) + 1 for name in told}
-    state.trained |= dict.fromkeys(told, number)
+    state.joined |= {name: state.joined.get(name, 0) + 1 for name in figures}
+    state.trained |= dict.fromkeys(figures, number)
     if arrays is None:  # so a Flower strategy says that it keeps the model
         state.leave(number, f"Round {number}: the strategy {config.strategy} kept the model as it was.")
     else:
         state.arrays = state.arrays | _as_before(from_record(arrays), given)
-    return told
+    return figures
 
 
 def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[Exchange, Replies]:
@@ -162,16 +162,16 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     return exchange, replies
 
 
-def _told(run: Run, exchange: Exchange, replies: Replies) -> Told:
-    told: Told = {}
+def _site_figures(run: Run, exchange: Exchange, replies: Replies) -> SiteFigures:
+    figures: SiteFigures = {}
     for site, reply in replies:
         metrics = metrics_of(reply)
         down, up = exchange.sizes[site.index]
-        told[site.name] = {
+        figures[site.name] = {
             "train_loss": None if run.config.central.on else metrics.get("train_loss"), "bytes_down": down, "bytes_up": up,
             "simulated_seconds": metrics.get("simulated-seconds"),
         }  # fmt: skip
-    return told
+    return figures
 
 
 def _as_before(arrays: Arrays, before: Arrays) -> Arrays:

@@ -43,7 +43,7 @@ def strategy_state(strategy: Strategy) -> Arrays:
     found: list[np.ndarray] = []
     tree: dict[str, list[Any]] = {}
     for path, holder in holders(strategy):
-        for name, value in _kept(holder).items():
+        for name, value in _saved_values(holder).items():
             seen = len(found)
             try:
                 tree[path + name] = _packed(value, found)
@@ -57,7 +57,7 @@ def unsaved(strategy: Strategy) -> list[str]:
     """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type."""
     names = []
     for path, holder in holders(strategy):
-        for name, value in _kept(holder).items():
+        for name, value in _saved_values(holder).items():
             try:
                 _packed(value, [])
             except _Unknown:
@@ -71,11 +71,11 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
 
     Raises DataError where an attribute with a ``state_dict`` is not there to be filled.
     """
-    found = dict(holders(strategy))
-    own: dict[str, dict[str, Any]] = {path: {} for path, holder in found.items() if _says_itself(holder)}
+    strategies = dict(holders(strategy))
+    own: dict[str, dict[str, Any]] = {path: {} for path, holder in strategies.items() if _says_itself(holder)}
     for full, part in json.loads(state[_TREE].tobytes()).items():
         path, dot, name = full.rpartition(".")
-        holder = found[path + dot]
+        holder = strategies[path + dot]
         if path + dot in own:
             own[path + dot][name] = _unpacked(part, state)
         elif part[0] == "state-dict":
@@ -94,7 +94,7 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
             else:
                 setattr(holder, name, value)
     for path, values in own.items():
-        found[path].restore(values)  # type: ignore[attr-defined]
+        strategies[path].restore(values)  # type: ignore[attr-defined]
 
 
 def holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
@@ -109,7 +109,7 @@ def _says_itself(holder: Strategy) -> bool:
     return all(callable(getattr(type(holder), name, None)) for name in ("state", "restore"))
 
 
-def _kept(holder: Strategy) -> Mapping[str, Any]:
+def _saved_values(holder: Strategy) -> Mapping[str, Any]:
     """What a strategy keeps, by name, without those that it wraps."""
     if _says_itself(holder):
         return dict(holder.state())  # type: ignore[attr-defined]

@@ -96,23 +96,29 @@ def test_a_row_that_the_model_cannot_read_has_no_prediction_and_the_others_have_
     table = pd.DataFrame({
         "mrn": range(200), "age": rng.integers(20, 90, 200), "sex": rng.choice(["female", "male", "other sex"], 200),
         "ward": pd.Series(rng.choice(["east", "west", "north"], 200)).where(rng.random(200) > 0.1, ""),
+        "smokes": pd.Series(rng.choice(["yes", "no"], 200)).where(rng.random(200) > 0.1, ""),
     })  # fmt: skip
     table["died"] = (table["age"] + rng.normal(0, 10, 200) > 60).astype(int)
+    table.loc[1::2, "smokes"] = (
+        table["smokes"].map({"yes": "ja", "no": "nein"}).fillna("")[1::2]
+    )  # so that it is 0 and 1
     result = Federation.from_tables({"a": table[::2], "b": table[1::2]}, "died", "mrn", out=str(tmp_path)).run(
         rounds=1, privacy={"delta": 0.002}, pictures=False
     )
     new = table.head(6).astype({"age": object})
     new.loc[1, "sex"], new.loc[2, "age"], new.loc[3, "ward"] = "unheard of", "", "Martian"
+    new.loc[3, "smokes"] = "perhaps"
+    assert result.folder.schema().features[-1].kind == "binary"
     new.to_csv(tmp_path / "new.csv", index=False)
     answer = as_json("predict", str(result.path), str(tmp_path / "new.csv"), "--out", str(tmp_path / "p.csv"))
     scores, whole = pd.read_csv(tmp_path / "p.csv", index_col="row"), result.predict(table.head(6))
     assert scores["1"].isna().tolist() == [False, True, True, False, False, False]
     assert np.allclose(scores.loc[[0, 4, 5]], whole.loc[[0, 4, 5]])
-    ward_missing = result.predict(table.head(6).assign(ward="")).loc[3]
+    ward_missing = result.predict(table.head(6).assign(ward="", smokes="")).loc[3]
     assert np.allclose(scores.loc[3], ward_missing)
     notes = " ".join(answer["notes"])
     assert "2 of 6 rows have no prediction" in notes and "'sex' (1: the category is unknown)" in notes
-    assert "'age' (1: the cell is empty" in notes and "read as missing, in 'ward' (1)" in notes
+    assert "'age' (1: the cell is empty" in notes and "read as missing, in 'ward' (1), 'smokes' (1)" in notes
     assert "Martian" not in notes and "unheard" not in notes
     judged = as_json("evaluate", str(result.path), str(tmp_path / "new.csv"))
     assert judged["rows"] == judged["patients"] == 4 and any("2 of 6 rows" in note for note in judged["notes"])

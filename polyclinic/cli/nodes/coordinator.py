@@ -69,13 +69,13 @@ def start(
 ) -> None:
     """Start the SuperLink in this process's place: with TLS, node authentication and its database on disk."""
     with deploying.errors_logged(log_format, "coordinator"):
-        found = _read(folder)
-        file = found.file
+        state = _read(folder)
+        file = state.file
         sentence = f"SuperLink for {', '.join(file.hosts)} listens at {file.listen}, port {file.port}."
         facts = {"listen": file.listen, "port": file.port, "hosts": list(file.hosts)}
-        starting = deploying.Starting(found.command(), found.settings, found.folder, "coordinator")
+        starting = deploying.Starting(state.command(), state.settings, state.folder, "coordinator")
         if not dry_run:
-            found.close_state()
+            state.close_state()
         deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
 
 

@@ -78,9 +78,9 @@ def start(
 ) -> None:
     """Start the node in this process's place: with TLS, its key, and only the bundles that the policy allows."""
     with deploying.errors_logged(log_format):
-        found = _read(folder)
-        site, coordinator = found.hospital.site, found.node.coordinator
-        starting = deploying.Starting(found.command(), found.settings, found.folder, site, found.passwords)
+        state = _read(folder)
+        site, coordinator = state.hospital.site, state.node.coordinator
+        starting = deploying.Starting(state.command(), state.settings, state.folder, site, state.passwords)
         facts, sentence = {"site": site, "coordinator": coordinator}, f"{site} connects to {coordinator}."
         deploying.start_or_show(starting, sentence, facts, dry_run, as_json, log_format)
 

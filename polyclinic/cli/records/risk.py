@@ -61,8 +61,8 @@ def risk(
 
     exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
     notes = [INSIDE, GUARANTEE, *exposed.notes]
-    found = {"records": str(records), **exposure.assess(exposed, largest_set), "notes": notes}
-    answer(as_json, found, *_shown(found))
+    result = {"records": str(records), **exposure.assess(exposed, largest_set), "notes": notes}
+    answer(as_json, result, *_shown(result))
 
 
 def link(

@@ -36,7 +36,7 @@ def _finished(folder: Path) -> list[Path]:
     here = Run(folder)
     if here.config_file.is_file() or here.summary_file.is_file():
         return [folder]
-    found = [run.path for run in Run.all_in(folder) if run.summary_file.is_file()]
-    if not found:
+    paths = [run.path for run in Run.all_in(folder) if run.summary_file.is_file()]
+    if not paths:
         raise ConfigError(f"{folder} is neither the folder of a finished run nor does it hold one.")
-    return found
+    return paths

@@ -57,7 +57,7 @@ class Lines:
     def feed(self, line: str) -> Iterator[Event]:
         """The events that this line, without its end, shows to be whole."""
         text = _COLOUR.sub("", line.replace("\0", "")).rstrip()
-        told = self._told(text)
+        told = self._event_of_json(text)
         if told is None and self._continues(text):
             return
         yield from self.flush()
@@ -104,7 +104,7 @@ class Lines:
         self._run = _where(message) if message.startswith("[RUN ") else {}
         return event
 
-    def _told(self, text: str) -> Event | None:
+    def _event_of_json(self, text: str) -> Event | None:
         """JSON that a program wrote itself, if it is an object that can be written again; whose it is is for us to say."""
         if not text.startswith("{"):
             return None

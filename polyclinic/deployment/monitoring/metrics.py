@@ -83,21 +83,21 @@ class HospitalMetrics(Collector):
             yield from _of_ledger(self._held_out, held_out=True)
 
     def _of_messages(self) -> Iterator[Metric]:
-        told = self._journal
+        counted = self._journal
         messages = "Messages asked, answered, refused and failed."
-        yield _labelled(CounterMetricFamily, "messages", messages, ("kind", "event"), told.messages.items())
-        seconds = (([kind], total) for kind, total in told.seconds.items())
+        yield _labelled(CounterMetricFamily, "messages", messages, ("kind", "event"), counted.messages.items())
+        seconds = (([kind], total) for kind, total in counted.seconds.items())
         yield _labelled(CounterMetricFamily, "message_seconds", "Seconds from message to answer.", ("kind",), seconds)
-        size = (([direction], total) for direction, total in told.bytes.items())
+        size = (([direction], total) for direction, total in counted.bytes.items())
         yield _labelled(CounterMetricFamily, "bytes", "Bytes of arrays that came and left.", ("direction",), size)
-        refused = sum(count for (_, event), count in told.messages.items() if event == "refused")
+        refused = sum(count for (_, event), count in counted.messages.items() if event == "refused")
         counts = {
-            "rounds": ("Rounds of training that were answered.", told.rounds),
+            "rounds": ("Rounds of training that were answered.", counted.rounds),
             "refusals": ("Messages that the policy or the budget refused.", refused),
         }
         for name, (what, count) in counts.items():
             yield CounterMetricFamily(f"polyclinic_{name}", what, value=count)
-        yield _gauge("newest_message_timestamp_seconds", "When the journal was last written.", told.newest)
+        yield _gauge("newest_message_timestamp_seconds", "When the journal was last written.", counted.newest)
 
 
 def _gauge(name: str, what: str, value: float) -> Metric:
@@ -147,9 +147,9 @@ class CoordinatorMetrics(Collector):
             "bytes_down": "Bytes of arrays to hospitals, over all rounds.", "seconds": "Seconds of all rounds.",
             "epsilon": "Largest epsilon that a hospital's ledger said.", "finished": "1 when the report is written.",
         }  # fmt: skip
-        found = {run.name: _of_run(run) for run in Run.all_in(self._runs)}
+        runs = {run.name: _of_run(run) for run in Run.all_in(self._runs)}
         for name, what in names.items():
-            values = [([run], of[name]) for run, of in found.items()]
+            values = [([run], of[name]) for run, of in runs.items()]
             yield _labelled(GaugeMetricFamily, f"run_{name}", what, ("run",), values)
 
 

@@ -134,8 +134,8 @@ def _labelled(values: pd.Series, column: Column, label: Callable[[Any], str]) ->
     of_code = {category: label(category) for category in column.categories}
     if column.kind == "categorical":
         codes(values, column, column.name)
-        found = [of_code[cell] if cell else None for cell in texts(values)]
-        return pd.Series(found, dtype=object, index=values.index)
+        coarse = [of_code[cell] if cell else None for cell in texts(values)]
+        return pd.Series(coarse, dtype=object, index=values.index)
     code_sets(values, column, column.name)
     sets = ([of_code[code.strip()] for code in cell.split(";") if code.strip()] for cell in texts(values))
     return pd.Series([";".join(dict.fromkeys(labels)) for labels in sets], dtype=object, index=values.index)

@@ -337,7 +337,7 @@ def _ranges(ladder: Ladder, of_row: Ints, order: Ints, begin: Ints) -> tuple[pd.
     whole = all(label is None or float(label).is_integer() for label in labels)  # type: ignore[arg-type]
     names = [_range(labels[a], labels[b], whole) for a, b in zip(low.tolist(), high.tolist(), strict=True)]
     loss = np.where([name == ANY for name in names], 1.0, (high - low) / max(len(labels) - 1, 1))
-    return _told(ladder, names, of_row), loss[of_row]
+    return _labels_of_rows(ladder, names, of_row), loss[of_row]
 
 
 def _range(low: object, high: object, whole: bool) -> object:
@@ -354,10 +354,10 @@ def _shared(ladder: Ladder, of_row: Ints, order: Ints, begin: Ints) -> tuple[pd.
         for place in np.flatnonzero(low == high).tolist():
             names[place] = ladder.labels[level][low[place]]
             loss[place] = ladder.losses[level][low[place]]
-    return _told(ladder, names, of_row), loss[of_row]
+    return _labels_of_rows(ladder, names, of_row), loss[of_row]
 
 
-def _told(ladder: Ladder, names: Sequence[object], of_row: Ints) -> pd.Series:
+def _labels_of_rows(ladder: Ladder, names: Sequence[object], of_row: Ints) -> pd.Series:
     """The label of each row's class. Where one of them is text all are, for no file of one type holds both."""
     if any(isinstance(name, str) for name in names):
         names = [None if name is None else cell_text(name) for name in names]

@@ -159,18 +159,18 @@ class Files:
 
         return Path(pooch.os_cache("polyclinic")) / self.folder
 
-    def _found(self, place: Path, name: str) -> tuple[Path, str] | None:
-        kept = [(place / name, self.published[name])]
+    def _file_of(self, place: Path, name: str) -> tuple[Path, str] | None:
+        places = [(place / name, self.published[name])]
         if name in self.copies:
             copy, digest = self.copies[name]
-            kept.insert(0, (place / copy, digest))
-        return next(((file, digest) for file, digest in kept if file.is_file()), None)
+            places.insert(0, (place / copy, digest))
+        return next(((file, digest) for file, digest in places if file.is_file()), None)
 
     def _all_in(self, place: Path) -> bool:
-        return all(self._found(place, name) for name in self.published)
+        return all(self._file_of(place, name) for name in self.published)
 
     def _checked(self, place: Path, name: str) -> Path:
-        found = self._found(place, name)
+        found = self._file_of(place, name)
         if found is None or (found[1] and hashlib.sha256(found[0].read_bytes()).hexdigest() != found[1]):
             file = place / name if found is None else found[0]
             raise DataError(

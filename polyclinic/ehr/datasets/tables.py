@@ -395,8 +395,10 @@ def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Co
             values = values.round() if column.kind == "integer" or column.whole else values
             records[name] = values.astype("Int64") if column.kind == "integer" else values
         elif column.kind == "binary" and not column.categories:
-            truth = yes_or_no(given)
-            records[name] = (numbers.values if truth is None else pd.to_numeric(truth)).astype("Int64")
+            unlike = {cell for cell in given.unique() if yes_or_no(pd.Series([cell], dtype=object)) is None}
+            truth = yes_or_no(given.where(~given.isin(unlike), ""))
+            assert truth is not None
+            records[name] = truth.where(~given.isin(unlike), given) if unlike else pd.to_numeric(truth).astype("Int64")
         elif column.kind == "code_set":
             mark = code_separator(given) or ";"
             records[name] = given.str.split(mark).map(

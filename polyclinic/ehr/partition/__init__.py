@@ -18,7 +18,7 @@ import pandas as pd
 
 from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, nearest, why
+from polyclinic.errors import ConfigError, failing, nearest
 from polyclinic.installed import claims
 from polyclinic.types import Ints
 
@@ -135,7 +135,7 @@ def partition_rows(
         raise ConfigError(f"sites is {sites}; it must be 1 or more{' (0 for all)' if plan.by_records else ''}.")
     from polyclinic.ehr.partition import dealt
 
-    chosen = _found(records, schema, plan, name, sites) if plan.by_records else {}
+    chosen = _rows_by_column(records, schema, plan, name, sites) if plan.by_records else {}
     if not plan.by_records:
         patients = dealt.people(records, schema)[2]
         if sites > patients:
@@ -154,7 +154,7 @@ def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
     return {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
 
 
-def _found(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
+def _rows_by_column(records: pd.DataFrame, schema: Schema, plan: Plan, name: str, sites: int) -> dict[str, Ints]:
     if plan.base == "natural" and schema.site is None:
         raise ConfigError(f"Schema {schema.name!r} has no site column, so partitioner 'natural' cannot be used.")
     from polyclinic.ehr.partition import dealt
@@ -187,22 +187,18 @@ def _dealt_by(
     """What another's partitioner gives, checked: it may be anything."""
     if dealer is None:
         raise ConfigError(f"Partitioner {name!r} needs the function that it names; it cannot be used here.")
-    try:
+    with failing(f"Partitioner {name!r} failed"):
         deal = dealer(records.copy(), schema, sites, rng, alpha)
         names = list(map(str, deal)) if isinstance(deal, Mapping) else []
         given = list(deal.values()) if isinstance(deal, Mapping) else list(deal)
         rows = [np.asarray(one) for one in given]
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"Partitioner {name!r} failed: {why(error)}.") from error
     from polyclinic.ehr.partition.dealt import people
 
     fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])
     if fault:
         raise ConfigError(f"Partitioner {name!r} {fault}.")
-    found = [np.sort(one.astype(np.int64)) for one in rows]
-    return dict(zip(names, found, strict=True)) if names else found
+    rows_by_site = [np.sort(one.astype(np.int64)) for one in rows]
+    return dict(zip(names, rows_by_site, strict=True)) if names else rows_by_site
 
 
 def _fault_of_names(names: Sequence[str]) -> str:

@@ -56,5 +56,5 @@ def deal_by(
         if _PATIENT not in part.column_names:
             raise ValueError("it deals columns, where patients must stay whole")
         site_of[np.array(part[_PATIENT], dtype=np.int64)] = site
-    kept = np.flatnonzero(site_of[person] >= 0)
-    return [kept[rows] for rows in site_rows(site_of, person[kept], partitioner.num_partitions)]
+    dealt_rows = np.flatnonzero(site_of[person] >= 0)
+    return [dealt_rows[rows] for rows in site_rows(site_of, person[dealt_rows], partitioner.num_partitions)]

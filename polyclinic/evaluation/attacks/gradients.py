@@ -99,8 +99,8 @@ def match(
 
     for _ in range(_RESTARTS):
         begin = torch.from_numpy(rng.normal(size=(len(y), len(low))) * 0.1)
-        distance, found = _descend(loss, parameters, wanted, length, begin)
-        clipped = torch.clamp(found, *bounds).numpy()
+        distance, rebuilt = _descend(loss, parameters, wanted, length, begin)
+        clipped = torch.clamp(rebuilt, *bounds).numpy()
         if distance < best[0]:
             best = distance, clipped
         if distance < _MATCHED:

@@ -60,13 +60,13 @@ def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | 
 
 
 def _roc(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told = _evaluated(summary)
-    return plot_roc(told["curves"], told["pooled"]["auroc"], ax) if told.get("curves") else None
+    judged = _evaluated(summary)
+    return plot_roc(judged["curves"], judged["pooled"]["auroc"], ax) if judged.get("curves") else None
 
 
 def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told = _evaluated(summary)
-    return plot_pr(told["curves"], told["pooled"]["auprc"], ax) if told.get("curves") else None
+    judged = _evaluated(summary)
+    return plot_pr(judged["curves"], judged["pooled"]["auprc"], ax) if judged.get("curves") else None
 
 
 def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -77,8 +77,8 @@ def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Fig
 
 
 def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    told = _evaluated(summary)
-    return plot_decision(told["decision"], ax) if told.get("decision") else None
+    judged = _evaluated(summary)
+    return plot_decision(judged["decision"], ax) if judged.get("decision") else None
 
 
 #: The figures by section of the report and name.

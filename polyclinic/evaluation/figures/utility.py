@@ -18,11 +18,11 @@ MOST_NAMED = 40  # hospitals with a line and a name of their own
 LONGEST = 38
 _AXES = {"false_positives": "1 - specificity", "sensitivity": "sensitivity (recall)", "precision": "precision"}
 _COVERED = 1.959964
-Told = Mapping[str, Any]
+Estimate = Mapping[str, Any]
 
 
 def plot_intervals(
-    rows: Mapping[str, Told], title: str, caption: str, at: float | None, ax: Axes | None = None
+    rows: Mapping[str, Estimate], title: str, caption: str, at: float | None, ax: Axes | None = None
 ) -> Figure:
     """A row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
 
@@ -44,7 +44,9 @@ def plot_intervals(
     return figure
 
 
-def plot_hospitals(sites: Mapping[str, Told], pooled: float | None, name: str, ax: Axes | None = None) -> Figure | None:
+def plot_hospitals(
+    sites: Mapping[str, Estimate], pooled: float | None, name: str, ax: Axes | None = None
+) -> Figure | None:
     """A metric at each hospital with its interval, sorted; the pooled value as a dashed line. None where none defines it.
 
     sites: by hospital ``value``, ``low``, ``high``.  A hollow dot has no interval. Of more than 40 none is named.
@@ -84,20 +86,20 @@ def plot_posterior(parameters: Mapping[str, Mapping[str, float]], ax: Axes | Non
     return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0, ax)
 
 
-def plot_roc(curves: Sequence[Told], auroc: Told, ax: Axes | None = None) -> Figure:
+def plot_roc(curves: Sequence[Estimate], auroc: Estimate, ax: Axes | None = None) -> Figure:
     """Sensitivity over one less specificity at every threshold, a line for each of ``curves`` (``operating_points``)."""
     caption = f"AUROC {span(auroc)}. The diagonal is a coin toss."
     return _plot_curves(curves, "ROC curve", caption, ("false_positives", "sensitivity"), ax, diagonal=True)
 
 
-def plot_pr(curves: Sequence[Told], auprc: Told, ax: Axes | None = None) -> Figure:
+def plot_pr(curves: Sequence[Estimate], auprc: Estimate, ax: Axes | None = None) -> Figure:
     """Precision over sensitivity (recall) at every threshold, a line for each of ``curves``."""
     caption = f"Average precision {span(auprc)}. It ends at the share of patients who have the class."
     return _plot_curves(curves, "Precision and recall", caption, ("sensitivity", "precision"), ax)
 
 
 def _plot_curves(
-    curves: Sequence[Told], title: str, caption: str, keys: tuple[str, str], ax: Axes | None, diagonal: bool = False
+    curves: Sequence[Estimate], title: str, caption: str, keys: tuple[str, str], ax: Axes | None, diagonal: bool = False
 ) -> Figure:
     figure, axes = panel(title, caption, ax, height=4.2)
     if diagonal:
@@ -112,7 +114,7 @@ def _plot_curves(
     return figure
 
 
-def plot_calibration(bins: Sequence[Told], label: str | None = None, ax: Axes | None = None) -> Figure:
+def plot_calibration(bins: Sequence[Estimate], label: str | None = None, ax: Axes | None = None) -> Figure:
     """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows.
 
     label: Of numbers, in place of probabilities: what was predicted, with its unit.
@@ -135,7 +137,7 @@ def plot_calibration(bins: Sequence[Told], label: str | None = None, ax: Axes | 
     return figure
 
 
-def plot_decision(curve: Told, ax: Axes | None = None) -> Figure:
+def plot_decision(curve: Estimate, ax: Axes | None = None) -> Figure:
     """Net benefit over thresholds, with its band, beside treating everybody and nobody."""
     caption = "Higher is better: of use where the model is above both others."
     figure, axes = panel("Decision curve", caption, ax, height=3.9)

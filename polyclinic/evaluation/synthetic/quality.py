@@ -57,9 +57,9 @@ class Sample:
         records = decode(x, schema)
         label = schema.label
         records[label.name] = np.array(label.categories, dtype=object)[y] if label.categories else y
-        found = encode(records, schema)
-        assert found.y is not None
-        return cls(schema, records, found.x, found.y)
+        encoded = encode(records, schema)
+        assert encoded.y is not None
+        return cls(schema, records, encoded.x, encoded.y)
 
     def names(self, kept: Ints) -> tuple[str, ...]:
         """Of ``numbers``: the ``kept`` features as encoded, and the label, by class where there are more than two."""

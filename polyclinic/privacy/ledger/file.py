@@ -169,11 +169,11 @@ def heads_in(db: sqlite3.Connection) -> dict[str, str]:
 
 def terms_in(db: sqlite3.Connection) -> list[Terms]:
     """The terms of all sites in the order they were begun. Raises LookupError for impossible ones."""
-    found = db.execute(f"SELECT {TERMS} FROM sites ORDER BY rowid")
+    rows = db.execute(f"SELECT {TERMS} FROM sites ORDER BY rowid")
     try:
         return [
             Terms(str(site), float(delta), relation, str(unit), budget, accountant, str(records))
-            for site, delta, relation, unit, budget, accountant, records in found
+            for site, delta, relation, unit, budget, accountant, records in rows
         ]
     except (ConfigError, ValueError, TypeError) as error:
         raise LookupError(str(error)) from error

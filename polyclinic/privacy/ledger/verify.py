@@ -152,9 +152,9 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
         raise ConfigError(f"--out must end in .json or .csv, got {str(out)!r}.")
     if not out.parent.is_dir():
         raise ConfigError(f"--out names the folder {out.parent}, which does not exist.")
-    found = read_sites(ledgers[0].path, [ledger.site for ledger in ledgers])
-    statements = [verified(ledger.terms, found[ledger.site]) for ledger in ledgers]
-    _write(out, formats[out.suffix](statements, found), force)
+    sites = read_sites(ledgers[0].path, [ledger.site for ledger in ledgers])
+    statements = [verified(ledger.terms, sites[ledger.site]) for ledger in ledgers]
+    _write(out, formats[out.suffix](statements, sites), force)
     return statements
 
 

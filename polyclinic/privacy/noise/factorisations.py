@@ -318,11 +318,11 @@ def _optimal_dense(steps: int) -> tuple[Reals, Reals]:
 
 def combined(past: Reals, draws: Reals, weights: Callable[[int], Reals]) -> tuple[Reals, Reals]:
     """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far."""
-    known = np.concatenate([past, draws])
+    all_draws = np.concatenate([past, draws])
     noise = np.empty_like(draws)
-    for row, end in enumerate(range(len(past) + 1, len(known) + 1)):
-        noise[row] = weights(end).astype(known.dtype) @ known[:end]
-    return noise, known
+    for row, end in enumerate(range(len(past) + 1, len(all_draws) + 1)):
+        noise[row] = weights(end).astype(all_draws.dtype) @ all_draws[:end]
+    return noise, all_draws
 
 
 def check_objective(objective: str) -> None:

@@ -61,7 +61,7 @@ class Latent:
             return {"watched": state["watched"]}
         if round == 3:
             return dict(zip(("bias", "weights"), self._beginning(state), strict=True))
-        return dict(zip(("bias", "weights"), evidence(self._found(state), self._hot), strict=True))
+        return dict(zip(("bias", "weights"), evidence(self._classes_of(state), self._hot), strict=True))
 
     def size(self, round: int, question: Arrays) -> int:
         if round == 2:
@@ -97,7 +97,7 @@ class Latent:
         return {**state, "sums": (1.0 - weight) * before + weight * mean, "sums_noise": np.array([level])}
 
     def synthesizer(self, state: Arrays) -> LatentClasses:
-        found = self._found(state)
+        found = self._classes_of(state)
         absent = self._absent(found["frequencies"])
         # Missing cells stood at 0 in the sums.
         square = (found["variance"] + found["mean"] ** 2) / (1.0 - absent)
@@ -163,7 +163,7 @@ class Latent:
         shares, hot, counts, first, second = np.split(means / np.append(self._one, self._scale), cuts, axis=1)
         return Sums(shares[:, 0], hot, counts.reshape(len(means), len(self._hot.sets), self.most + 1), first, second)
 
-    def _found(self, state: Arrays) -> Arrays:
+    def _classes_of(self, state: Arrays) -> Arrays:
         """The classes of the sums so far."""
         sums = state["sums"].reshape(self.classes, -1)
         noise = np.full((1, sums.shape[1]), float(state["sums_noise"][0]))

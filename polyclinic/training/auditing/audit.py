@@ -57,8 +57,8 @@ def findings(subject: Subject) -> list[Finding]:
     """What all checks found of a model that the task takes."""
     if is_release(subject):
         return release_findings(subject)
-    found = [sensitivity(subject), *noise(subject), steps(subject), *sampling(subject)]
-    return [*found, label_counts(subject)] if isinstance(subject, Fixed) else found
+    checks = [sensitivity(subject), *noise(subject), steps(subject), *sampling(subject)]
+    return [*checks, label_counts(subject)] if isinstance(subject, Fixed) else checks
 
 
 def sensitivity(subject: Subject) -> Finding:

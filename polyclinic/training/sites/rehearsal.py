@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError, PolyclinicError, why
+from polyclinic.errors import failing
 from polyclinic.privacy.streams import system_stream
 from polyclinic.training.local import Penalty
 from polyclinic.training.modules import load
@@ -44,7 +44,7 @@ def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
     plain = replace(
         settings, learning_rate=settings.learning_rate or 0.1, batching="poisson", noise=None, denoise="none", device="cpu"
     )  # fmt: skip
-    try:
+    with failing(f"The strategy's half at hospitals, {type(half).__qualname__}, fails on made-up gradients"):
         module = load(build, arrays)
         own = {name: arrays[name] for name in half.stays(module)}
         updates: Sequence[SiteUpdate | None] = (None, None)
@@ -55,12 +55,6 @@ def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
                 for site, update in enumerate(updates)
             ]
             updates = _MadeUp(module, arrays, work, plain).updates()
-    except PolyclinicError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            f"The strategy's half at hospitals, {type(half).__qualname__}, fails on made-up gradients: {why(error)}."
-        ) from error
 
 
 def _without_records(

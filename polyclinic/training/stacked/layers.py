@@ -226,14 +226,14 @@ Plan = Layers | FlowPlan
 
 def plan(module: nn.Module) -> Plan | str:
     """The module's layers in order; or, where its gradients have no closed form here, what is in the way."""
-    found = flow_plan(module) if type(module) is ConditionalFlow else _layers(module)
-    if isinstance(found, str):
-        return found
+    steps_of_module = flow_plan(module) if type(module) is ConditionalFlow else _layers(module)
+    if isinstance(steps_of_module, str):
+        return steps_of_module
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
         return "it has hooks"
     if not all(p.requires_grad for p in module.parameters()):
         return "it has frozen parameters"
-    return found
+    return steps_of_module
 
 
 def _layers(module: nn.Module) -> Layers | str:

@@ -25,6 +25,7 @@ from polyclinic.ehr.sources.cells import (
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import unit_spelling
 from polyclinic.ehr.sources.draft_numbers import (
+    BEYOND,
     FEWEST_ROWS,
     IDENTIFIERS,
     MOST_CATEGORIES,
@@ -329,7 +330,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = missing_marks(codes, words) | {key: value for key, value in keys.items() if value}
     if beyond.sum() >= FEWEST_ROWS:
-        flag = f"{name} beyond limit"
+        flag = f"{name}{BEYOND}"
         how = "Beyond a limit of measurement, read as the limit, and a column 'NAME beyond limit' says which they are"
         draft.reads(how, number_of_cells(beyond, name))
         draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")

@@ -107,7 +107,7 @@ def test_a_unit_in_the_columns_name_is_its_unit() -> None:
     )
     new = frame.head(3).astype({"Creatinine [mg/dL]": str})
     new["Creatinine [mg/dL]"] = ["88.4 µmol/l", "1", "2 mg/dL"]
-    assert np.allclose(read_as(new, dataset.schema)["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
+    assert np.allclose(read_as(new, dataset.schema)[0]["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
 
 
 def test_cells_beyond_a_limit_get_a_flag() -> None:
@@ -368,7 +368,7 @@ def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_
     dataset = tables(frames=hold(frames), label="died")
     records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
     assert columns["ill"].kind == "binary" and records["ill"].eq(records["age"] > 60).all()
-    new = read_as(frames["b"], dataset.schema)
+    new, _ = read_as(frames["b"], dataset.schema)
     assert new["ill"].tolist() == (frames["b"]["age"] > 60).astype(int).tolist()
     notes = " ".join((*dataset.notes, *dataset.readings))
     assert (
@@ -469,15 +469,33 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
         "AGE": ["40", "-9"], "Creatinine": ["1,5", "n.a."], "sex": ["M", "f"], "weight": ["154.324 lb", "70"],
         "died": ["no", "yes"],
     })  # fmt: skip
-    read = read_as(new, schema)
-    assert read["weight"].tolist() == pytest.approx([70, 70]) and read["creatinine"].tolist()[0] == 1.5
+    read, notes = read_as(new, schema)
+    assert not notes and read["weight"].tolist() == pytest.approx([70, 70]) and read["creatinine"].tolist()[0] == 1.5
     assert (
         read["sex"].tolist() == ["m", "f"]
         and read["died"].tolist() == [0, 1]
         and read["age"].isna().tolist() == [False, True]
     )
-    with pytest.raises(DataError, match="lacks columns that the model needs: 'creatinine', 'sex'"):
+    with pytest.raises(DataError, match="the model needs: 'creatinine', 'sex'.* an empty column does not help"):
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
+
+
+def test_a_column_that_a_hospital_lacked_in_training_may_be_lacking_in_a_new_table() -> None:
+    a = hospital(90, 1).assign(
+        weight=[f"<{50}" if row < 9 else row for row in range(90)], icd=["I10;E11", "E11", ""] * 30
+    )
+    schema = tables(frames=hold({"a": a, "b": hospital(90, 2)}), label="died").schema
+    assert "weight beyond limit" in [column.name for column in schema.features]
+    read, notes = read_as(hospital(9, 3), schema)
+    assert read["weight"].isna().all() and (read["weight beyond limit"] == 0).all() and (read["icd"] == "").all()
+    assert notes == ["The table lacks columns, which are read as missing in every row: 'weight', 'icd'."]
+    _, notes = read_as(hospital(9, 3).assign(wieght=70, icd="I10"), schema)
+    assert notes == [
+        "The table lacks columns, which are read as missing in every row: 'weight'. Did you mean 'wieght'?"
+    ]
+    only = tables(frames=hold({"a": a[["mrn", "weight", "died"]], "b": hospital(90, 2)[["mrn", "died"]]}), label="died")
+    with pytest.raises(DataError, match="no column that the model reads: 'weight'"):
+        read_as(hospital(9, 3), only.schema)
 
 
 def test_new_rows_in_the_unit_of_an_amount_convert_by_the_columns_name() -> None:
@@ -485,7 +503,7 @@ def test_new_rows_in_the_unit_of_an_amount_convert_by_the_columns_name() -> None
     frame["creatinine"] = frame["creatinine"].astype(str) + " mg/dL"
     schema = tables(frames=hold({"a": frame}), label="died").schema
     row = pd.DataFrame({"age": [40], "creatinine": ["88.4 umol/L"], "sex": ["m"]})
-    assert read_as(row, schema)["creatinine"].tolist() == pytest.approx([1.0], abs=1e-3)
+    assert read_as(row, schema)[0]["creatinine"].tolist() == pytest.approx([1.0], abs=1e-3)
 
 
 VISITS = pd.DataFrame(
@@ -567,7 +585,7 @@ def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:
     schema = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2).schema
     row = {f"{name}_{step:02d}": "1" for name in ("fever", "before latest") for step in range(2)}
     row |= {"pulse_00": "", "pulse_01": "72", "ward": "x", "age": "44"}
-    read = read_as(pd.DataFrame([row]), schema)
+    read, _ = read_as(pd.DataFrame([row]), schema)
     assert np.isnan(read["pulse_00"][0]) and read["pulse_01"][0] == 72 and "died" not in read
     with pytest.raises(DataError, match="lacks columns that the model needs: 'pulse_01'"):
         read_as(pd.DataFrame([row]).drop(columns="pulse_01"), schema)

@@ -51,8 +51,8 @@ def hospitals(files: str | Sequence[str] = "", schema: str = "", mapping: str = 
     ]
     # A database has no time of its last change: within a process it is read once.
     stamps = tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in used)
-    files = tuple((str(path), hospital.model_dump_json(by_alias=True)) for path, hospital in described)
-    return _dataset(files, stamps, of_tables=bool(schema))
+    places = tuple((str(path), hospital.model_dump_json(by_alias=True)) for path, hospital in described)
+    return _dataset(places, stamps, of_tables=bool(schema))
 
 
 @lru_cache(maxsize=4)

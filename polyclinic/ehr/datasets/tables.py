@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -60,6 +60,7 @@ class Reading:
         missing: Texts that stand for a missing cell, in any column, beside the usual ones.
         time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
             trajectories.
+        kind: "ordered" or "number" where the run's objective takes such a label alone.
     """
 
     label: str = ""
@@ -69,6 +70,7 @@ class Reading:
     missing: str | Sequence[str] = ()
     time: str = ""
     steps: int = 0
+    kind: Literal["", "ordered", "number"] = ""
 
     def __post_init__(self) -> None:
         for name in ("leave_out", "missing"):
@@ -200,7 +202,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
-    draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles)
+    draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles, reading.kind)
     if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.doubts)}".strip())
     if several_sites:

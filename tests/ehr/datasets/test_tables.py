@@ -15,6 +15,7 @@ from polyclinic.cli import app
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
 from polyclinic.ehr.sources.hospital_draft import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
+from polyclinic.plugins import dataset_of
 
 CANARY = "canary-4711"
 
@@ -426,6 +427,47 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     )
     notes = " ".join(tables(frames=hold({"a": left}), label="died", patient="mrn", time="seen", steps=2).notes)
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
+
+
+@pytest.mark.parametrize(
+    ("cells", "ordered"),
+    [
+        (["0", "2", "10"], ["0", "2", "10"]),
+        (["Grade III", "grade I", "Grade II"], ["grade I", "Grade II", "Grade III"]),
+        (["severe", "Moderate", "mild"], ["mild", "Moderate", "severe"]),
+        (["G2a", "G1", "G3"], None),
+        (["home", "ward", "icu"], None),
+        (["mild", "low", "severe"], None),
+    ],
+)
+def test_an_ordinal_objective_takes_categories_whose_order_can_be_seen(
+    cells: list[str], ordered: list[str] | None
+) -> None:
+    frame = hospital(90, 1).assign(grade=cells * 30)
+    config = Federation.from_tables({"a": frame}, "grade", "mrn").config.model_copy(update={"objective": "ordinal"})
+    if ordered is None:
+        with pytest.raises(DataError, match="'grade', the label, has no order that can be seen: write it as 1, 2, 3"):
+            dataset_of(config)
+        return
+    dataset = dataset_of(config)
+    assert dataset.schema.label.kind == "ordinal" and list(dataset.schema.label.categories) == ordered
+    assert "categories in the order that they name" in dataset.notes[0]
+    assert "with -c objective=ordinal alone" in tables(frames=hold({"a": frame}), label="grade").notes[0]
+
+
+def test_an_objective_of_numbers_takes_a_label_of_few_numbers_and_no_words(tmp_path: Path) -> None:
+    frame = hospital(90, 1).assign(falls=[0, 1, 2] * 30, ward=["a", "b", "c"] * 30)
+    federation = Federation.from_tables({"a": frame, "b": frame.assign(mrn=range(90))}, "falls", out=str(tmp_path))
+    result = federation.run(objective="poisson", rounds=1, privacy={"delta": 0.004}, pictures=False)
+    assert result.folder.schema().label.kind == "integer" and list(result.predictions.columns)[-2] == "score_falls"
+    with pytest.raises(
+        DataError, match="'ward', the label, has 90 cells that are no numbers.*objective=classification"
+    ):
+        dataset_of(Federation.from_tables({"a": frame}, "ward", objective="squared").config)
+    for objective in ("squared", "ordinal"):  # data.label takes a column as it was drafted
+        with pytest.raises(ConfigError, match="name the column of your own tables by --label"):
+            label = "ward" if objective == "squared" else "falls"
+            federation.run(objective=objective, data={"label": label}, rounds=1)
 
 
 def test_a_mark_for_missing_may_be_given_for_columns_of_any_kind(tmp_path: Path) -> None:

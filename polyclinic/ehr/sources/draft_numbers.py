@@ -132,6 +132,26 @@ def why_no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: 
     return ""
 
 
+def without_unit(name: str) -> str:
+    """A column's plain name before what stands in brackets at its end."""
+    return plain_name(_UNIT.sub("", name))
+
+
+def named_units_convert(name: str, into: str) -> bool:
+    """Whether the units at the ends of two columns' names are known, and one converts into the other."""
+    try:
+        conversion(unit_of(name), unit_of(into), substance_of(into))
+    except ConfigError:
+        return False
+    return unit_of(name) != ""
+
+
+def with_named_unit(cells: pd.Series, name: str) -> pd.Series:
+    """Cells with the unit of their column's name behind each number that has none."""
+    read = read_numbers(cells)
+    return cells.where(read.values.isna() | (read.units != ""), cells + f" {unit_of(name)}")
+
+
 def unit_of(name: str) -> str:
     """The known unit at the end of a column's name, as ``Weight [kg]`` or ``glucose (mg/dL)`` have it, or ""."""
     match = _UNIT.search(name)

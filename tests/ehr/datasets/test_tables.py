@@ -111,6 +111,28 @@ def test_a_unit_in_the_columns_name_is_its_unit() -> None:
     assert np.allclose(read_as(new, dataset.schema)[0]["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
 
 
+def test_columns_that_differ_by_a_unit_are_one_where_the_units_convert() -> None:
+    a, b = hospital(90, 1).rename(columns={"creatinine": "Creatinine [mg/dL]"}), hospital(80, 2, "b")
+    b["Creatinine [umol/L]"], b["Hb (mmol/L)"] = (b.pop("creatinine") * 88.4).round(1), 8 + b["age"] % 7 / 10
+    a["Hb [g/dL]"] = 13 + a["age"] % 9 / 10
+    dataset = tables(frames=hold({"a": a, "b": b}), label="died")
+    records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
+    made = records.loc[records["hospital"] == "b", "Creatinine [mg/dL]"]
+    assert np.allclose(made, b["Creatinine [umol/L]"] / 88.4, rtol=1e-3) and "Creatinine [umol/L]" not in columns
+    assert columns["Creatinine [mg/dL]"].unit == "mg/dL" and not records["Creatinine [mg/dL]"].isna().any()
+    assert (
+        "Read as one column, for their units convert: 'Creatinine [mg/dL]' and 'Creatinine [umol/L]'."
+        in dataset.readings
+    )
+    doubt = next(note for note in dataset.notes if note.startswith("'Hb [g/dL]' and 'Hb (mmol/L)' may be one quantity"))
+    assert "each missing at the hospitals that have another" in doubt and records["Hb [g/dL]"].isna().sum() == 80
+    read, notes = read_as(b, dataset.schema)
+    assert np.allclose(read["Creatinine [mg/dL]"], made, rtol=1e-3) and "'Hb [g/dL]'" in notes[0]
+    two = a.assign(**{"Creatinine [umol/L]": a["Creatinine [mg/dL]"] + 1})  # a file that has both means both
+    names = [column.name for column in tables(frames=hold({"a": two}), label="died").schema.features]
+    assert {"Creatinine [mg/dL]", "Creatinine [umol/L]"} < set(names)
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6

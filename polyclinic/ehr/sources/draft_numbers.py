@@ -66,6 +66,15 @@ def bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict
     }  # fmt: skip
 
 
+def repeated_far(numeric: pd.Series) -> float | None:
+    """The largest number, where it is whole, of at least ``FEWEST_ROWS`` rows, and twice as far as the others reach."""
+    if (numeric == (far := numeric.max())).sum() < FEWEST_ROWS or far % 1:
+        return None
+    rest = numeric[numeric < far]
+    reach = rest.quantile(0.999) - rest.min()
+    return float(far) if rest.nunique() > MOST_CATEGORIES and far > rest.max() + reach else None
+
+
 def missing_marks(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
     """The mapping's rule for cells that are read as missing: codes and, where they are few, words."""
     common = words.value_counts()

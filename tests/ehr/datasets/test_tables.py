@@ -377,10 +377,10 @@ def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
     for name, words in {"a": ("home", "ward"), "b": ("home", "ward"), "c": ("Hause", "Station")}.items():
         frames[name]["died"] = [words[cell] for cell in frames[name]["died"]]
     notes = " ".join(tables(frames=hold(frames), label="died").notes)
-    assert "has 4 categories" in notes and "No word of the label 'died' at c occurs at another hospital." in notes
+    assert "has 4 categories" in notes and "Words of the label 'died' at c occur at no other hospital." in notes
     for names in ("ab", "a"):
         alike = " ".join(tables(frames=hold({name: frames[name] for name in names}), label="died").notes)
-        assert "occurs at another hospital" not in alike
+        assert "occur at no other hospital" not in alike
 
 
 def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_noted() -> None:
@@ -396,7 +396,7 @@ def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_
     notes = " ".join((*dataset.notes, *dataset.readings))
     assert (
         "Read as 1 for yes, true or the like, and 0 for no: ill." in notes
-        and "No word of column 'lives' at c occurs" in notes
+        and "Words of column 'lives' at c occur" in notes
     )
 
 
@@ -449,6 +449,27 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     )
     notes = " ".join(tables(frames=hold({"a": left}), label="died", patient="mrn", time="seen", steps=2).notes)
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
+
+
+def test_a_far_repeated_number_is_a_doubt_and_a_mark_for_it_ends_it() -> None:
+    pulse = [888 if row % 15 == 0 else 60 + row % 40 for row in range(90)]
+    frame = hospital(90, 1).assign(pulse=pulse, price=[2.0**row for row in range(30)] * 3)
+    notes = tables(frames=hold({"a": frame}), label="died").notes
+    assert [note.split("'")[1] for note in notes if "far from all others" in note and "--missing 888" in note] == [
+        "pulse"
+    ]
+    marked = tables(frames=hold({"a": frame}), label="died", missing="888")
+    assert "far from" not in " ".join(marked.notes) and marked.load()["pulse"].isna().sum() == 6
+
+
+def test_a_note_names_every_hospital_that_writes_a_word_otherwise() -> None:
+    words = {"a": ("f", "m"), "b": ("F", "M"), "c": ("w", "m"), "d": ("female", "male")}
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate(words)}
+    for name, (woman, man) in words.items():
+        frames[name]["sex"] = frames[name]["sex"].map({"f": woman, "m": man})
+    frames["a"].loc[:9, "sex"] = "x"  # a word that stands for no other
+    notes = " ".join(tables(frames=hold(frames), label="died").notes)
+    assert "Words of column 'sex' at c, d occur at no other hospital." in notes
 
 
 @pytest.mark.parametrize(

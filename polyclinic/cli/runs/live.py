@@ -121,9 +121,9 @@ class LiveProgress(progress.Progress):
             promise += (
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
-        what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}"
+        what = f"{len(sites)} hospital{'s' if sites[1:] else ''}, {config.strategy}, {program.called(sites[0].schema)}"
         what += f", {config.task}" if not program.stepwise else ""
-        what += f", {config.rounds} rounds"
+        what += f", {config.rounds} round{'s' if config.rounds > 1 else ''}"
         what += f", each {program.round_is}" if program.round_is and config.rounds > 1 else ""
         what += f", engine {engine}" if engine else ""
         self._console.print(
@@ -349,7 +349,8 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
         words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
         if (pooled.get(metric) or {}).get("value") is None:
             continue
-        farthest = of_hospitals.get(metric) if metric == "calibration_in_the_large" else None
+        is_first = metric == "calibration_in_the_large" and len(evaluation.get("sites") or {}) > 1
+        farthest = of_hospitals.get(metric) if is_first else None
         at = f", farthest at {farthest['name']}: {interval(farthest)}" if farthest else ""
         said.append(f"{words} {interval(pooled[metric], digits)}, {true:g} is true{meaning}{at}")
     return f"Calibration: {'; '.join(said)}." if said else ""

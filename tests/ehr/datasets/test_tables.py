@@ -451,6 +451,21 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
 
 
+def test_a_hint_begins_with_the_word_and_several_labels_are_given_by_their_key() -> None:
+    frame = hospital(90, 1).rename(columns={"age": "LOS (days)"}).assign(closed=[0, 1] * 45)
+    with pytest.raises(ConfigError, match=re.escape("Did you mean 'LOS (days)'?")):
+        tables(frames=hold({"a": frame}), label="LOS")
+    with pytest.raises(ConfigError) as refused:
+        tables(frames=hold({"a": frame}), label="died, Closed")
+    assert "Several labels are given by `--label died -c data.label=died,closed`." in str(refused.value)
+    assert (
+        dataset_of(Federation.from_tables({"a": frame}, "died", data={"label": "died,closed"}).config)
+        .schema.labels[1]
+        .name
+        == "closed"
+    )
+
+
 def test_a_far_repeated_number_is_a_doubt_and_a_mark_for_it_ends_it() -> None:
     pulse = [888 if row % 15 == 0 else 60 + row % 40 for row in range(90)]
     frame = hospital(90, 1).assign(pulse=pulse, price=[2.0**row for row in range(30)] * 3)

@@ -24,6 +24,7 @@ _UNIT = re.compile(r"[\[(]\s*([^\[(]+?)\s*[\])]$")
 _PARTS = ("values", "beyond", "units")
 #: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
 MOST_CELLS = 0.9
+BEYOND = " beyond limit"  # ends the name of a column of flags
 MOST_CATEGORIES = 20
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 

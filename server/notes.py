@@ -42,8 +42,8 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
     said += _miscalibrated(outcome, evaluation) + _unsure(evaluation)
     if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
         said += _skewed(outcome.sites[0].schema.label)
-    if not (outcome.program.draws or state.stopped):
-        said += _unfinished(state.rows, outcome.program.stepwise, private=outcome.privacy is not None)
+    if outcome.program.stepwise and not (outcome.program.draws or state.stopped):
+        said += _unfinished(state.rows, private=outcome.privacy is not None)
     if outcome.privacy:
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     return said
@@ -147,13 +147,13 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return said + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool) -> list[str]:
+def _unfinished(rows: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds, or had
     been lower before."""
     for site in OVERALL:
         course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
         losses = [row["loss"] for row in course]
-        if stepwise and (best := best_before(losses)) is not None:
+        if (best := best_before(losses)) is not None:
             return [
                 f"The loss of held-out patients was lower before the run ended: {losses[best]:.3f} after round "
                 f"{course[best]['round']}, {losses[-1]:.3f} at the end. A smaller `training.learning-rate`, or fewer `rounds`, "
@@ -162,7 +162,6 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool
         fall = last_fall(losses)
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
-            keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
             more = (
                 "may improve it further, but share the same ε, so that each has more noise"
                 if private
@@ -170,7 +169,7 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool
             )
             return [
                 f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
-                f"fell by {fall:.0%}. More {keys} {more}."
+                f"fell by {fall:.0%}. More `rounds` or more `training.local-steps` {more}."
             ]
     return []
 

@@ -33,7 +33,13 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
-from polyclinic.ehr.sources.draft_numbers import BEYOND, substance_of
+from polyclinic.ehr.sources.draft_numbers import (
+    BEYOND,
+    named_units_convert,
+    substance_of,
+    with_named_unit,
+    without_unit,
+)
 from polyclinic.ehr.sources.drafting import draft_tables, leaks
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
@@ -183,7 +189,9 @@ def _from_files(
 
 
 def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, notes: Sequence[str] = ()) -> Dataset:
-    cells, files, spelt = join_tables({name: text_table(frame, reading.missing) for name, frame in frames.items()})
+    cells, files, spelt, doubts = join_tables(
+        {name: text_table(frame, reading.missing) for name, frame in frames.items()}
+    )
     site = reading.site or (usual_site(list(cells)) if len(frames) == 1 else "")
     roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out)
     time, steps = _visits(reading, roles, list(cells))
@@ -263,7 +271,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         licence="yours", citation="yours", patients=records[roles.patient].nunique() if roles.patient else len(records),
         rows=len(records), default_sites=len(hospitals) or 4, default_partitioner="natural" if hospitals else "iid",
         load=lambda: records.copy(), available=lambda: True, natural_sites=hospitals,
-        notes=(*head, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
+        notes=(*head, *doubts, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
     )  # fmt: skip
 
 
@@ -386,8 +394,11 @@ def _read_as(
         if column.role not in ("feature", "label") or (column.role == "label" and not own):
             continue
         if not own:
+            own = next((other for other in cells if _is_in_another_unit(other, source)), "")
+        if not own:
             absent.setdefault(source, may_lack(columns.get(source, column), cells))
         given = cells[own] if own else pd.Series("", index=cells.index, dtype=object)
+        given = with_named_unit(given, own) if own and _is_in_another_unit(own, source) else given
         commas = given.str.contains(",", regex=False).any()
         sure = decimal_marks(given) if commas else frozenset()
         numbers = read_numbers(given, "," if sure == {","} else ".")
@@ -419,6 +430,10 @@ def _read_as(
             "numbers with points."
         )
     return pd.DataFrame(records, index=cells.index), notes
+
+
+def _is_in_another_unit(name: str, other: str) -> bool:
+    return name != other and without_unit(name) == without_unit(other) and named_units_convert(name, other)
 
 
 def may_lack(column: Column, names: Iterable[str]) -> bool:

@@ -66,6 +66,15 @@ def bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict
     }  # fmt: skip
 
 
+def repeated_far(numeric: pd.Series) -> float | None:
+    """The largest number, where it is whole, of at least ``FEWEST_ROWS`` rows, and twice as far as the others reach."""
+    if (numeric == (far := numeric.max())).sum() < FEWEST_ROWS or far % 1:
+        return None
+    rest = numeric[numeric < far]
+    reach = rest.quantile(0.999) - rest.min()
+    return float(far) if rest.nunique() > MOST_CATEGORIES and far > rest.max() + reach else None
+
+
 def missing_marks(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
     """The mapping's rule for cells that are read as missing: codes and, where they are few, words."""
     common = words.value_counts()
@@ -130,6 +139,26 @@ def why_no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: 
     ):
         return "a date or a time"
     return ""
+
+
+def without_unit(name: str) -> str:
+    """A column's plain name before what stands in brackets at its end."""
+    return plain_name(_UNIT.sub("", name))
+
+
+def named_units_convert(name: str, into: str) -> bool:
+    """Whether the units at the ends of two columns' names are known, and one converts into the other."""
+    try:
+        conversion(unit_of(name), unit_of(into), substance_of(into))
+    except ConfigError:
+        return False
+    return unit_of(name) != ""
+
+
+def with_named_unit(cells: pd.Series, name: str) -> pd.Series:
+    """Cells with the unit of their column's name behind each number that has none."""
+    read = read_numbers(cells)
+    return cells.where(read.values.isna() | (read.units != ""), cells + f" {unit_of(name)}")
 
 
 def unit_of(name: str) -> str:

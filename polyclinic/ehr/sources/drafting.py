@@ -38,6 +38,7 @@ from polyclinic.ehr.sources.draft_numbers import (
     missing_marks,
     number_of_cells,
     read_column,
+    repeated_far,
     substance_of,
     unit_of,
     why_no_feature,
@@ -49,6 +50,7 @@ _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
 _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
+_OFTEN = 0.1  # of rows, for a word that other hospitals' words may stand for
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 _NUMBERS = ("integer", "continuous", "trajectory")
 
@@ -236,7 +238,7 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
         draft.label = f"The label {name!r} has {len(categories)} categories, each a class of its own{ordered}."
     if apart := _with_own_words(values, hospitals):
         draft.notes.append(
-            f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
+            f"Words of the label {name!r} at {several(apart)} occur at no other hospital. If hospitals write the same outcome "
             "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."
         )
     draft.add(values, name=name, kind="categorical", categories=categories, role="label")
@@ -262,9 +264,15 @@ def _label_categories(name: str, values: pd.Series) -> list[str]:
 
 
 def _with_own_words(values: pd.Series, hospitals: pd.Series) -> list[str]:
-    """Of several hospitals those none of whose values another hospital has."""
-    shared = (hospitals.groupby(values).nunique() > 1) | (hospitals.nunique() < 2)
-    return sorted(str(hospital) for hospital, own in values.groupby(hospitals) if not shared[own.unique()].any())
+    """Of several hospitals those that write no word of another, or own words and lack a common one."""
+    if hospitals.nunique() < 2:
+        return []
+    counts = pd.crosstab(hospitals, values)
+    holders = (counts > 0).sum()
+    own = counts.loc[:, holders == 1].sum(axis=1) / counts.sum(axis=1)
+    is_common = (holders > (len(counts) - 1) / 2) & (counts.sum() >= _OFTEN * len(values))
+    lacks = (counts.loc[:, is_common] == 0).any(axis=1)
+    return sorted(map(str, counts.index[(own == 1) | ((own >= _OFTEN) & lacks)]))
 
 
 def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
@@ -289,7 +297,7 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
     else:
         if apart := _with_own_words(values[values != ""], hospitals[values != ""]):
             draft.notes.append(
-                f"No word of column {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same in "
+                f"Words of column {name!r} at {several(apart)} occur at no other hospital. If hospitals write the same in "
                 "other words, write it alike in all files."
             )
         rest = len(counts) > len(common)
@@ -341,6 +349,11 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         readings.append(("Read as a code for missing", f"{code:g} in {number_of_cells(values == code, name)}"))
     values = values.where(~values.isin(codes)) if codes else values
     numeric = values.dropna()
+    if (far := repeated_far(numeric)) is not None:
+        draft.notes.append(
+            f"The value {far:g} of {name!r} is repeated, and far from all others; if it stands for a missing cell, give "
+            f"`--missing {far:g}`."
+        )
     if len(words):
         readings.append(("No numbers, and so missing", f"{len(words):,} cells of {name!r}"))
     if numeric.isin([0.0, 1.0]).all():

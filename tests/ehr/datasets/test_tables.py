@@ -111,6 +111,28 @@ def test_a_unit_in_the_columns_name_is_its_unit() -> None:
     assert np.allclose(read_as(new, dataset.schema)[0]["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
 
 
+def test_columns_that_differ_by_a_unit_are_one_where_the_units_convert() -> None:
+    a, b = hospital(90, 1).rename(columns={"creatinine": "Creatinine [mg/dL]"}), hospital(80, 2, "b")
+    b["Creatinine [umol/L]"], b["Hb (mmol/L)"] = (b.pop("creatinine") * 88.4).round(1), 8 + b["age"] % 7 / 10
+    a["Hb [g/dL]"] = 13 + a["age"] % 9 / 10
+    dataset = tables(frames=hold({"a": a, "b": b}), label="died")
+    records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
+    made = records.loc[records["hospital"] == "b", "Creatinine [mg/dL]"]
+    assert np.allclose(made, b["Creatinine [umol/L]"] / 88.4, rtol=1e-3) and "Creatinine [umol/L]" not in columns
+    assert columns["Creatinine [mg/dL]"].unit == "mg/dL" and not records["Creatinine [mg/dL]"].isna().any()
+    assert (
+        "Read as one column, for their units convert: 'Creatinine [mg/dL]' and 'Creatinine [umol/L]'."
+        in dataset.readings
+    )
+    doubt = next(note for note in dataset.notes if note.startswith("'Hb [g/dL]' and 'Hb (mmol/L)' may be one quantity"))
+    assert "each missing at the hospitals that have another" in doubt and records["Hb [g/dL]"].isna().sum() == 80
+    read, notes = read_as(b, dataset.schema)
+    assert np.allclose(read["Creatinine [mg/dL]"], made, rtol=1e-3) and "'Hb [g/dL]'" in notes[0]
+    two = a.assign(**{"Creatinine [umol/L]": a["Creatinine [mg/dL]"] + 1})  # a file that has both means both
+    names = [column.name for column in tables(frames=hold({"a": two}), label="died").schema.features]
+    assert {"Creatinine [mg/dL]", "Creatinine [umol/L]"} < set(names)
+
+
 def test_cells_beyond_a_limit_get_a_flag() -> None:
     columns, records, notes = drafted(["<0.4"] * 6 + ["0.9", "1.1"] * 12)
     assert columns["x beyond limit"].kind == "binary" and records["x beyond limit"].sum() == 6
@@ -355,10 +377,10 @@ def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
     for name, words in {"a": ("home", "ward"), "b": ("home", "ward"), "c": ("Hause", "Station")}.items():
         frames[name]["died"] = [words[cell] for cell in frames[name]["died"]]
     notes = " ".join(tables(frames=hold(frames), label="died").notes)
-    assert "has 4 categories" in notes and "No word of the label 'died' at c occurs at another hospital." in notes
+    assert "has 4 categories" in notes and "Words of the label 'died' at c occur at no other hospital." in notes
     for names in ("ab", "a"):
         alike = " ".join(tables(frames=hold({name: frames[name] for name in names}), label="died").notes)
-        assert "occurs at another hospital" not in alike
+        assert "occur at no other hospital" not in alike
 
 
 def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_noted() -> None:
@@ -374,7 +396,7 @@ def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_
     notes = " ".join((*dataset.notes, *dataset.readings))
     assert (
         "Read as 1 for yes, true or the like, and 0 for no: ill." in notes
-        and "No word of column 'lives' at c occurs" in notes
+        and "Words of column 'lives' at c occur" in notes
     )
 
 
@@ -427,6 +449,27 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     )
     notes = " ".join(tables(frames=hold({"a": left}), label="died", patient="mrn", time="seen", steps=2).notes)
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
+
+
+def test_a_far_repeated_number_is_a_doubt_and_a_mark_for_it_ends_it() -> None:
+    pulse = [888 if row % 15 == 0 else 60 + row % 40 for row in range(90)]
+    frame = hospital(90, 1).assign(pulse=pulse, price=[2.0**row for row in range(30)] * 3)
+    notes = tables(frames=hold({"a": frame}), label="died").notes
+    assert [note.split("'")[1] for note in notes if "far from all others" in note and "--missing 888" in note] == [
+        "pulse"
+    ]
+    marked = tables(frames=hold({"a": frame}), label="died", missing="888")
+    assert "far from" not in " ".join(marked.notes) and marked.load()["pulse"].isna().sum() == 6
+
+
+def test_a_note_names_every_hospital_that_writes_a_word_otherwise() -> None:
+    words = {"a": ("f", "m"), "b": ("F", "M"), "c": ("w", "m"), "d": ("female", "male")}
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate(words)}
+    for name, (woman, man) in words.items():
+        frames[name]["sex"] = frames[name]["sex"].map({"f": woman, "m": man})
+    frames["a"].loc[:9, "sex"] = "x"  # a word that stands for no other
+    notes = " ".join(tables(frames=hold(frames), label="died").notes)
+    assert "Words of column 'sex' at c, d occur at no other hospital." in notes
 
 
 @pytest.mark.parametrize(

@@ -228,7 +228,7 @@ def test_live_progress_shows_names_as_they_are(
         quick(progress=progress, rounds=1)
         progress.doing("comparison: 2 of 5, [red]{x}[/red] alone")
     shown = capsys.readouterr().out
-    assert "comparison: 2 of 5, [red]{x}[/red] alone" in shown and "1 rounds, engine linear" in shown
+    assert "comparison: 2 of 5, [red]{x}[/red] alone" in shown and "1 round, engine linear" in shown
 
 
 def test_no_dp_is_said_to_give_no_guarantee_once(quick: Command) -> None:

@@ -295,8 +295,10 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
     said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
+    rounds = summary["rounds"]
     table = Table(
-        title=f"{dataset_title(summary)}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
+        title=f"{dataset_title(summary)}: after {rounds} round{'s' if rounds != 1 else ''} of {summary['strategy']}",
+        title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip

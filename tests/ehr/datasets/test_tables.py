@@ -128,6 +128,8 @@ def test_columns_that_differ_by_a_unit_are_one_where_the_units_convert() -> None
     assert "each missing at the hospitals that have another" in doubt and records["Hb [g/dL]"].isna().sum() == 80
     read, notes = read_as(b, dataset.schema)
     assert np.allclose(read["Creatinine [mg/dL]"], made, rtol=1e-3) and "'Hb [g/dL]'" in notes[0]
+    coded = b.assign(**{"Creatinine [umol/L]": b["Creatinine [umol/L]"].where(np.arange(80) > 4, 9999)})
+    assert tables(frames=hold({"a": a, "b": coded}), label="died").load()["Creatinine [mg/dL]"].isna().sum() == 5
     two = a.assign(**{"Creatinine [umol/L]": a["Creatinine [mg/dL]"] + 1})  # a file that has both means both
     names = [column.name for column in tables(frames=hold({"a": two}), label="died").schema.features]
     assert {"Creatinine [mg/dL]", "Creatinine [umol/L]"} < set(names)

@@ -242,11 +242,19 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
         raise DataError(f"The source {name!r} failed ({type(error).__name__}).") from None
 
 
+#: By what an objective predicts, which label a draft of tables must make of the column's cells.
+_LABEL_KINDS = {"ranks": "ordered", "numbers": "number", "quantiles": "number", "counts": "number"}
+
+
 def dataset_of(config: RunConfig) -> Dataset:
     """The run's dataset, under the schema of its ``data.schema-file`` where it names one, with the labels of its ``data.label``
     and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is no column.
     """
-    data = dataset_named(config.dataset, keyword_arguments(config.dataset_options))
+    options = keyword_arguments(config.dataset_options)
+    if config.dataset == TABLES and config.objective and not config.data.label:
+        predicts = getattr(resolve("objectives", config.objective), "predicts", "")
+        options["kind"] = _LABEL_KINDS.get(predicts, "")
+    data = dataset_named(config.dataset, options)
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else data.schema
     data = replace(data, schema=schema)
     if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:

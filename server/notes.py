@@ -25,6 +25,7 @@ _MOST_UNCHANGED = 5
 _STILL_FALLING = 0.02  # share of the loss
 _RISEN = 0.05  # the same
 _SKEWED = 4  # how many times as far the upper bound lies from the centre as the lower one
+_FLATTEST = 1.25  # calibration slope, and its inverse the steepest
 _TOLERATED = 0.1  # of the mean of what came about, by which risks may be too high or too low
 # What was paid for before training: by whether features were measured.
 _STATISTICS = "the noised number of training patients", "the statistics that standardise features"
@@ -38,11 +39,11 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
         said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if worse := _noise_warning(outcome):
         said.append(worse)
-    said += _miscalibrated(outcome, evaluation)
+    said += _miscalibrated(outcome, evaluation) + _unsure(evaluation)
     if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
         said += _skewed(outcome.sites[0].schema.label)
-    if not (outcome.program.draws or state.stopped):
-        said += _unfinished(state.rows, outcome.program.stepwise, private=outcome.privacy is not None)
+    if outcome.program.stepwise and not (outcome.program.draws or state.stopped):
+        said += _unfinished(state.rows, private=outcome.privacy is not None)
     if outcome.privacy:
         said += doubts(state.accounts, state.epsilon, terms_of(outcome))
     return said
@@ -146,13 +147,13 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return said + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool) -> list[str]:
+def _unfinished(rows: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds, or had
     been lower before."""
     for site in OVERALL:
         course = [row for row in rows if row["site"] == site and row.get("loss") is not None]
         losses = [row["loss"] for row in course]
-        if stepwise and (best := best_before(losses)) is not None:
+        if (best := best_before(losses)) is not None:
             return [
                 f"The loss of held-out patients was lower before the run ended: {losses[best]:.3f} after round "
                 f"{course[best]['round']}, {losses[-1]:.3f} at the end. A smaller `training.learning-rate`, or fewer `rounds`, "
@@ -161,7 +162,6 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool
         fall = last_fall(losses)
         if fall:
             last = course[-1]["round"] - course[-1 - max(2, len(course) // 4)]["round"]
-            keys = "`rounds` or more `training.local-steps`" if stepwise else "`rounds`"
             more = (
                 "may improve it further, but share the same ε, so that each has more noise"
                 if private
@@ -169,7 +169,7 @@ def _unfinished(rows: Sequence[Mapping[str, Any]], stepwise: bool, private: bool
             )
             return [
                 f"The model was still improving when the run ended: over the last {last} rounds the loss of held-out patients "
-                f"fell by {fall:.0%}. More {keys} {more}."
+                f"fell by {fall:.0%}. More `rounds` or more `training.local-steps` {more}."
             ]
     return []
 
@@ -205,7 +205,11 @@ def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> li
         and config.strategy == "fedavg" and config.training.optimizer != "newton"
     )  # fmt: skip
     clip = config.privacy.max_grad_norm
-    helps = " `training.optimizer=newton` does so within the same budget." if newton else ""
+    helps = (
+        " `training.optimizer=newton`, without other keys of training, does so within the same budget."
+        if newton
+        else ""
+    )
     if outcome.privacy and outcome.program.stepwise and not (newton or numbers) and off["value"] < 0:
         helps = (
             f" Shortened gradients of the rarer outcome lower risks: try a `privacy.max-grad-norm` of {2 * clip:g} in place of "
@@ -215,6 +219,18 @@ def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> li
         f"The model's {'predictions' if numbers else 'risks'} for held-out patients are on average {abs(off['value']):.3f}{unit} "
         f"too {'high' if off['value'] > 0 else 'low'} ({least:.3f} to {most:.3f}): recalibrate it before anybody acts on a "
         f"{'prediction' if numbers else 'probability'}.{helps}"
+    ]
+
+
+def _unsure(evaluation: Mapping[str, Any] | None) -> list[str]:
+    """A sentence where predictions differ surely less or more from patient to patient than what came about."""
+    slope = evaluation["pooled"].get("calibration_slope", {}) if evaluation and not evaluation["undefined"] else {}
+    if slope.get("low") is None or (slope["low"] <= _FLATTEST and slope["high"] >= 1 / _FLATTEST):
+        return []
+    differ, high, low = ("less", "low", "high") if slope["low"] > 1 else ("more", "high", "low")
+    return [
+        f"Predictions differ {differ} from patient to patient than what came about (calibration slope {slope['value']:.2f}, "
+        f"{slope['low']:.2f} to {slope['high']:.2f}; 1 is true): high ones are too {high}, and low ones too {low}."
     ]
 
 

@@ -26,7 +26,8 @@ def hospitals(files: str | Sequence[str] = "", schema: str = "", mapping: str = 
     """The dataset of the hospitals that ``files``, one ``hospital.toml`` or several, describe.
 
     Args:
-        files: With ``schema`` they are tables, one for each hospital, as ``tables`` takes them.
+        files: With ``schema`` they are tables, as ``tables`` takes them: one for each hospital, or of the hospitals that the
+            schema's column of role "site" names.
         schema, mapping, cohort: Files that hold for all hospitals' tables, as the keys of a ``hospital.toml``.
 
     Raises:
@@ -50,11 +51,12 @@ def hospitals(files: str | Sequence[str] = "", schema: str = "", mapping: str = 
     ]
     # A database has no time of its last change: within a process it is read once.
     stamps = tuple(path.stat().st_mtime_ns if path.exists() else 0 for path in used)
-    return _dataset(tuple((str(path), hospital.model_dump_json(by_alias=True)) for path, hospital in described), stamps)
+    places = tuple((str(path), hospital.model_dump_json(by_alias=True)) for path, hospital in described)
+    return _dataset(places, stamps, of_tables=bool(schema))
 
 
 @lru_cache(maxsize=4)
-def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Dataset:
+def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...], of_tables: bool) -> Dataset:
     described = {Path(path): HospitalFile.model_validate_json(text) for path, text in files}
     sites = [hospital.site for hospital in described.values()]
     if len(set(sites)) < len(files):
@@ -76,12 +78,17 @@ def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...]) -> Dat
     frames = all_or_faults(partial(records_of, path, hospital) for path, hospital in described.items())
     records = pd.concat(frames, ignore_index=True)
     names = records.pop(_SITE)
+    if of_tables and schema.site:
+        names = records[schema.site.name]
+        sites = list(dict.fromkeys(names))
     site = schema.site.name if schema.site else SITE if SITE not in records else f"{SITE} of the file"
     records[site] = names
     notes = [
         "Hospitals are read by their files under their public schema. The simulation has a policy and ledgers of "
         "its own; those of the files are not used."
     ]
+    if of_tables and schema.site:
+        notes.append(f"The hospital is the value of {schema.site.name!r}, whose role in the schema is 'site'.")
     if schema.patient_id:
         patient = schema.patient_id.name
         records[patient], shared = own_patients(patient, records[patient], names)

@@ -29,7 +29,8 @@ class _OfClasses(Objective):
 
     def check(self) -> None:
         if len(self.labels) != 1 or self.labels[0].kind not in self.kinds:
-            raise self.refuse(f"which takes one label of kind {' or '.join(map(repr, self.kinds))}; {self.described()}")
+            kinds = " or ".join(map(repr, self.kinds))
+            raise self.refuse(f"which takes one label of kind {kinds}; {self.described()}{self.remedy}")
 
     @property
     def classes(self) -> int:

@@ -133,13 +133,20 @@ class Objective(ABC):
     def number(self) -> Column:
         """The one label, which has bounds. Raises ConfigError for other labels."""
         if len(self.labels) != 1 or self.labels[0].kind not in ("continuous", "integer"):
-            raise self.refuse(f"which takes one label of kind 'continuous' or 'integer'; {self.described()}")
+            raise self.refuse(
+                f"which takes one label of kind 'continuous' or 'integer'; {self.described()}{self.remedy}"
+            )
         return self.labels[0]
 
     def described(self) -> str:
         """The labels and their kinds, for a message."""
         kinds = ", ".join(f"{column.name!r} of kind {column.kind!r}" for column in self.labels)
         return f"the schema's label is {kinds}" if len(self.labels) == 1 else f"the schema's labels are {kinds}"
+
+    @property
+    def remedy(self) -> str:
+        """Where the label gets another kind, for a message."""
+        return ": write the kind in a schema (data.schema-file), or name the column of your own tables by --label"
 
 
 class WithHead(nn.Sequential):

@@ -13,14 +13,14 @@ from pandas.api.types import is_numeric_dtype
 
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.checks import require_columns, texts
-from polyclinic.ehr.datasets.tables import read_as, read_visits
+from polyclinic.ehr.datasets.tables import lacking_notes, may_lack, read_as, read_visits
 from polyclinic.ehr.encoding import Encoded, encode, encode_labels
 from polyclinic.ehr.faults import CellsRefused
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.cells import MISSING, usual_name
 from polyclinic.ehr.sources.chunks import Chunk
-from polyclinic.ehr.sources.columns import ColumnMapping, mapped, own_schema
+from polyclinic.ehr.sources.columns import ColumnMapping, Origin, mapped, own_schema
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
 from polyclinic.objectives.objective import Objective, made_up_labels
@@ -67,7 +67,7 @@ def predict(
 
     Raises:
         ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
-        DataError: for a column that is not there, and a label that is missing or not allowed.
+        DataError: for a column that is not there and may not be missing, and a label that is missing or not allowed.
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
@@ -81,9 +81,9 @@ def predict(
     if of_visits:
         records, index, notes = read_visits(table, schema, str(options["time"]))
     elif config.dataset == TABLES:
-        records = read_as(table, schema)
+        records, notes = read_as(table, schema)
     else:
-        records = _as_schema(table, schema, mapping or ColumnMapping(), source)
+        records, notes = _as_schema(table, schema, mapping or ColumnMapping(), source)
     strange = _without_strangers(records, schema)
     encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
@@ -241,8 +241,10 @@ def _without_labels(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping 
     return table.drop(columns=own, errors="ignore")
 
 
-def _as_schema(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, source: str) -> pd.DataFrame:
-    """The table's records under the schema: its features, and what else of it is there."""
+def _as_schema(
+    table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, source: str
+) -> tuple[pd.DataFrame, list[str]]:
+    """The table's records under the schema, its features and what else of it is there, and notes."""
 
     def is_there(column: Column) -> bool:
         own = mapping.origin(column)
@@ -250,6 +252,10 @@ def _as_schema(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, sour
 
     # A schema has one label and, with unit "patient", its column: what the table lacks of them is not read.
     part = schema.model_copy(update={"columns": tuple(c for c in schema.columns if c.role == "feature" or is_there(c))})
+    lacking = [c for c in schema.features if not is_there(c) and may_lack(c, table.columns)]
+    notes = lacking_notes(dict.fromkeys([c.name for c in lacking], True), schema, map(str, table.columns))
+    unread = {c.name: Origin(missing=True) for c in lacking}
+    mapping = mapping.model_copy(update={"columns": {**mapping.columns, **unread}})
     own, cells = own_schema(mapping, part), table.reset_index(drop=True)
     for column in own.columns:
         marks = [mark for mark in MISSING if mark not in column.categories]
@@ -257,4 +263,4 @@ def _as_schema(table: pd.DataFrame, schema: Schema, mapping: ColumnMapping, sour
             cells[name] = cells[name].mask(cells[name].isin(marks), None)
     require_columns(cells, tuple(column for column in own.columns if column.is_read), source)
     (chunk,) = mapped([Chunk(cells, source, 0)], mapping, part)
-    return chunk.records
+    return chunk.records, notes

@@ -15,7 +15,7 @@ from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError
-from polyclinic.plugins import dataset_of, dealer_named
+from polyclinic.plugins import TABLES, dataset_of, dealer_named
 from polyclinic.privacy.accounting import usual_delta
 from polyclinic.training.preparation import imputed, standardised
 
@@ -61,13 +61,15 @@ class SimulatedDataset:
     written: int
     indicators: bool
     label: str = ""
+    objective: str = ""  # of one's own tables, whose label is read as it needs
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
         written = _written(config.data.schema_file) if config.data.schema_file else 0
         indicators = config.data.imputation == "indicator"
         data = config.data
-        return cls(config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label)
+        objective = config.objective if config.dataset == TABLES else ""
+        return cls(config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label, objective)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -76,6 +78,7 @@ class SimulatedDataset:
             RunConfig(
                 dataset=self.name,
                 dataset_options=self.options,
+                objective=self.objective,
                 data={"schema_file": self.schema_file, "imputation": imputation, "label": self.label},
             )  # fmt: skip
         )

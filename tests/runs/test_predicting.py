@@ -260,6 +260,9 @@ def test_a_hospitals_table_is_read_by_its_mapping_and_compared_with_its_records(
     plain = Federation.from_hospitals([hospital], **options).run(rounds=2, pictures=False)
     expected = plain.predict(records).to_numpy()
     assert np.allclose(result.predict(raw, hospital=mapped), expected, atol=1e-3)
+    with pytest.warns(UserWarning, match="which are read as missing in every row: 'sbp'"):
+        lacking = plain.predict(records.drop(columns="sbp"))
+    assert np.allclose(lacking, plain.predict(records.assign(sbp="")))
     under = Federation.from_hospitals(
         [f"one={tmp_path / 'raw.csv'}"], schema=tmp_path / "schema.toml", mapping=tmp_path / "mapping.toml", **options
     ).run(rounds=2, pictures=False)

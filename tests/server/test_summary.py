@@ -148,6 +148,15 @@ def test_a_run_says_that_its_risks_are_too_low_and_that_its_loss_was_lower_befor
     assert not any("on average" in note for note in true)
 
 
+def test_a_run_says_that_its_risks_are_unsure(quick: Callable[..., RunResult]) -> None:
+    newton = {"dataset": "trial", "rounds": 8, "training.optimizer": "newton", "training.local-steps": 1}
+    noisy, exact = (quick(**newton | {"privacy.dp": dp, "privacy.epsilon": 1.0}) for dp in (True, False))
+    assert noisy.summary["evaluation"]["pooled"]["calibration_slope"]["low"] > 1.25
+    [note] = [note for note in noisy.summary["notes"] if "calibration slope" in note]
+    assert "differ less from patient to patient" in note and "high ones are too low" in note
+    assert not any("calibration slope" in note for note in exact.summary["notes"])
+
+
 def test_a_run_that_ended_too_early_says_so_and_what_to_change(quick: Callable[..., RunResult]) -> None:
     def notes(**options: Any) -> list[str]:
         return [note for note in quick(**options).summary["notes"] if "still improving" in note]

@@ -86,8 +86,10 @@ class Flags:
         if under and "schema" not in under:
             raise ConfigError(f"--{next(iter(under))} makes records of a public schema; name it by --schema.")
         if under and columns:
+            name = next(iter(columns))
             raise ConfigError(
-                f"--{next(iter(columns)).replace('_', '-')} is for a draft; with --schema the schema says what columns are."
+                f"--{name.replace('_', '-')} is for a draft; with --schema the schema says what columns are"
+                f"{_BY_SCHEMA.get(name, '')}."
             )
         if data and self.dataset:
             raise ConfigError(f"--dataset is {self.dataset!r} but --data gives tables of your own; give one of them.")
@@ -111,6 +113,10 @@ class Flags:
 _HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 _FILES = ("schema", "mapping", "cohort")
 _COLUMNS = ("label", "patient", "site", "leave_out", "missing", "time", "steps")
+_BY_SCHEMA = {
+    name: f': write role = "{role}" at the column in its file'
+    for name, role in {"label": "label", "patient": "patient_id", "site": "site", "leave_out": "ignore"}.items()
+} | {"missing": ': write missing = ["..."] at the column in a mapping file, and give that by --mapping'}
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -33,7 +33,13 @@ from polyclinic.ehr.sources.cells import (
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import conversion
-from polyclinic.ehr.sources.draft_numbers import substance_of
+from polyclinic.ehr.sources.draft_numbers import (
+    BEYOND,
+    named_units_convert,
+    substance_of,
+    with_named_unit,
+    without_unit,
+)
 from polyclinic.ehr.sources.drafting import draft_tables, leaks
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
@@ -60,6 +66,7 @@ class Reading:
         missing: Texts that stand for a missing cell, in any column, beside the usual ones.
         time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
             trajectories.
+        kind: "ordered" or "number" where the run's objective takes such a label alone.
     """
 
     label: str = ""
@@ -69,6 +76,7 @@ class Reading:
     missing: str | Sequence[str] = ()
     time: str = ""
     steps: int = 0
+    kind: Literal["", "ordered", "number"] = ""
 
     def __post_init__(self) -> None:
         for name in ("leave_out", "missing"):
@@ -181,7 +189,9 @@ def _from_files(
 
 
 def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, notes: Sequence[str] = ()) -> Dataset:
-    cells, files, spelt = join_tables({name: text_table(frame, reading.missing) for name, frame in frames.items()})
+    cells, files, spelt, doubts = join_tables(
+        {name: text_table(frame, reading.missing) for name, frame in frames.items()}
+    )
     site = reading.site or (usual_site(list(cells)) if len(frames) == 1 else "")
     roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out)
     time, steps = _visits(reading, roles, list(cells))
@@ -200,7 +210,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
-    draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles)
+    draft = draft_tables(cells.drop(columns=time) if time else cells, sites, roles, reading.kind)
     if all(column.get("role") for column in draft.columns):
         raise DataError(f"{title}: no column can be learned from. {' '.join(draft.doubts)}".strip())
     if several_sites:
@@ -261,7 +271,7 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         licence="yours", citation="yours", patients=records[roles.patient].nunique() if roles.patient else len(records),
         rows=len(records), default_sites=len(hospitals) or 4, default_partitioner="natural" if hospitals else "iid",
         load=lambda: records.copy(), available=lambda: True, natural_sites=hospitals,
-        notes=(*head, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
+        notes=(*head, *doubts, *notes, *lost, *draft.doubts), readings=(drafted, *spelt, *draft.all_readings),
     )  # fmt: skip
 
 
@@ -322,13 +332,14 @@ def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.S
     ]
 
 
-def read_as(frame: pd.DataFrame, schema: Schema) -> pd.DataFrame:
-    """New rows under a schema that ``tables`` drafted: its features, and its label where the frame has it.
+def read_as(frame: pd.DataFrame, schema: Schema) -> tuple[pd.DataFrame, list[str]]:
+    """New rows under a schema that ``tables`` drafted, its features, and its label where the frame has it; and notes.
 
     Cells may be written as they were in the tables. Of visits a row is a patient, with a column for each step, as ``pulse_00``.
+    A column that is not there is missing in every row where the schema allows that, with a note.
 
     Raises:
-        DataError: for columns that are not there, all of them at once, and for a comma that may stand for a point or for
+        DataError: for other columns that are not there, all of them at once, and for a comma that may stand for a point or for
             thousands.
     """
     return _read_as(text_table(frame), schema, [(name, c) for c in schema.columns for name in c.record_names])
@@ -363,26 +374,31 @@ def read_visits(frame: pd.DataFrame, schema: Schema, time: str) -> tuple[pd.Data
     if visits.rows.empty:
         raise DataError("The table has no visit of a named patient whose time can be read.")
     wanted = [(column.name, column) for column in schema.columns if column.name != BEFORE_LATEST]
-    records = sequences(_read_as(cells, schema, wanted), visits, schema)
+    read, notes = _read_as(cells, schema, wanted)
+    records = sequences(read, visits, schema)
     lost = {"patient": int((~named).sum()), "time that can be read": visits.undated}
-    notes = [f"{rows:,} rows without a {what} are left out." for what, rows in lost.items() if rows]
+    notes += [f"{rows:,} rows without a {what} are left out." for what, rows in lost.items() if rows]
     return records, pd.Index(given[visits.last], name=patient.name), notes
 
 
-def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Column]]) -> pd.DataFrame:
-    """The ``wanted`` columns of records, each of a column of the schema, read from trimmed text."""
-    columns = {column.name for column in schema.columns}
-    records, absent, unclear = dict[str, pd.Series](), list[str](), list[str]()
+def _read_as(
+    cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Column]]
+) -> tuple[pd.DataFrame, list[str]]:
+    """The ``wanted`` columns of records, each of a column of the schema, read from trimmed text, and notes."""
+    columns = {column.name: column for column in schema.columns}
+    records, absent, unclear = dict[str, pd.Series](), dict[str, bool](), list[str]()
     for name, column in wanted:
-        limited = name.removesuffix(" beyond limit")
+        limited = name.removesuffix(BEYOND)
         source = limited if limited in columns and not usual_name(cells, [name]) else name
         own = source if source in cells else usual_name(cells, [source])
         if column.role not in ("feature", "label") or (column.role == "label" and not own):
             continue
         if not own:
-            absent += [source] if source not in absent else []
-            continue
-        given = cells[own]
+            own = next((other for other in cells if _is_in_another_unit(other, source)), "")
+        if not own:
+            absent.setdefault(source, may_lack(columns.get(source, column), cells))
+        given = cells[own] if own else pd.Series("", index=cells.index, dtype=object)
+        given = with_named_unit(given, own) if own and _is_in_another_unit(own, source) else given
         commas = given.str.contains(",", regex=False).any()
         sure = decimal_marks(given) if commas else frozenset()
         numbers = read_numbers(given, "," if sure == {","} else ".")
@@ -407,16 +423,42 @@ def _read_as(cells: pd.DataFrame, schema: Schema, wanted: Sequence[tuple[str, Co
         else:
             spelling = {category.casefold(): category for category in column.categories}
             records[name] = given.map(lambda cell, spelling=spelling: spelling.get(cell.casefold(), cell) or None)
-    if absent:
-        raise DataError(
-            f"The table lacks columns that the model needs: {several(map(repr, absent), most=8)}.{nearest(absent[0], cells)}"
-        )
+    notes = lacking_notes(absent, schema, cells)
     if unclear:
         raise DataError(
             f"In {several(map(repr, unclear), most=8)} a comma before three digits may stand for a point or for thousands; write "
             "numbers with points."
         )
-    return pd.DataFrame(records, index=cells.index)
+    return pd.DataFrame(records, index=cells.index), notes
+
+
+def _is_in_another_unit(name: str, other: str) -> bool:
+    return name != other and without_unit(name) == without_unit(other) and named_units_convert(name, other)
+
+
+def may_lack(column: Column, names: Iterable[str]) -> bool:
+    """Whether a table of these columns may lack the column: its cells may be missing, and no step of a trajectory is there."""
+    return (column.nullable or column.kind == "code_set") and not set(column.record_names) & set(names)
+
+
+def lacking_notes(absent: Mapping[str, bool], schema: Schema, names: Iterable[str]) -> list[str]:
+    """A note of the columns that a table lacks, and whose every cell so is missing.
+
+    absent: by each column's name whether it may be lacking.
+
+    Raises DataError for those that may not, and where no feature would be left.
+    """
+    names = list(names)
+    if needed := [name for name, may in absent.items() if not may]:
+        raise DataError(
+            f"The table lacks columns that the model needs: {several(map(repr, needed), most=8)}.{nearest(needed[0], names)} The "
+            "schema allows no missing cell in them, so that an empty column does not help."
+        )
+    if absent.keys() >= {column.name.removesuffix(BEYOND) for column in schema.features}:
+        raise DataError(f"The table has no column that the model reads: {several(map(repr, absent), most=8)}.")
+    similar = nearest(next(iter(absent)), names) if absent else ""
+    lacking = several(map(repr, absent), most=8)
+    return [f"The table lacks columns, which are read as missing in every row: {lacking}.{similar}"] if absent else []
 
 
 def _within(numbers: Numbers, column: Column) -> pd.Series:

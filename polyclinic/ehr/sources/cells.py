@@ -205,6 +205,40 @@ def yes_or_no(cells: pd.Series) -> pd.Series | None:
     return pd.Series(np.where(is_yes, "1", np.where(is_no, "0", "")), index=cells.index, dtype=object)
 
 
+_SCALES = (
+    ("none", "minimal", "mild", "moderate", "severe", "very severe", "critical"),
+    ("very low", "low", "medium", "high", "very high"),
+    ("very poor", "poor", "fair", "good", "very good", "excellent"),
+)
+_ROMAN = {text: number for number, text in enumerate(("i", "ii", "iii", "iv", "v", "vi", "vii", "viii"), start=1)}
+
+
+def seen_order(categories: Iterable[str]) -> list[str] | None:
+    """Categories in the order that their texts show: numbers, the same words around numbers, or words of one scale; or None.
+
+    >>> seen_order(["NYHA IV", "NYHA I", "NYHA II"]), seen_order(["severe", "mild"]), seen_order(["home", "ward"])
+    (['NYHA I', 'NYHA II', 'NYHA IV'], ['mild', 'severe'], None)
+    """
+    places: dict[str, float] = {}
+    words = set()
+    for category in categories:
+        plain = " ".join(category.casefold().split())
+        if scales := [(number, scale.index(plain)) for number, scale in enumerate(_SCALES) if plain in scale]:
+            ((scale, places[category]),) = scales
+            words.add(str(scale))
+        elif match := re.fullmatch(r"(\D*?)(-?\d+(?:\.\d+)?)(\D*)", plain):
+            places[category] = float(match[2])
+            words.add(f"{match[1]}\0{match[3]}")
+        elif (last := plain.split()[-1]) in _ROMAN:
+            places[category] = _ROMAN[last]
+            words.add(f"{plain.removesuffix(last)}\0")
+        else:
+            return None
+    if len(words) > 1 or len(set(places.values())) < len(places):
+        return None
+    return sorted(places, key=lambda category: places[category])
+
+
 def plain_name(name: str) -> str:
     """A column's name without capital letters, spaces and dots, by which hospitals' spellings are compared."""
     return re.sub(r"[\W_]+", "", name.casefold()) or name

@@ -24,6 +24,7 @@ _UNIT = re.compile(r"[\[(]\s*([^\[(]+?)\s*[\])]$")
 _PARTS = ("values", "beyond", "units")
 #: Of the cells of a column, how many at the least must be of a kind for the column to be of it.
 MOST_CELLS = 0.9
+BEYOND = " beyond limit"  # ends the name of a column of flags
 MOST_CATEGORIES = 20
 FEWEST_ROWS = 5  # a category of fewer rows could tell who it is
 
@@ -63,6 +64,15 @@ def bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict
         "kind": "integer" if whole else "continuous", "bounds": [low, high], "clip": True, "centre": float(clipped.mean()),
         "spread": float(clipped.std(ddof=1)),
     }  # fmt: skip
+
+
+def repeated_far(numeric: pd.Series) -> float | None:
+    """The largest number, where it is whole, of at least ``FEWEST_ROWS`` rows, and twice as far as the others reach."""
+    if (numeric == (far := numeric.max())).sum() < FEWEST_ROWS or far % 1:
+        return None
+    rest = numeric[numeric < far]
+    reach = rest.quantile(0.999) - rest.min()
+    return float(far) if rest.nunique() > MOST_CATEGORIES and far > rest.max() + reach else None
 
 
 def missing_marks(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
@@ -129,6 +139,26 @@ def why_no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: 
     ):
         return "a date or a time"
     return ""
+
+
+def without_unit(name: str) -> str:
+    """A column's plain name before what stands in brackets at its end."""
+    return plain_name(_UNIT.sub("", name))
+
+
+def named_units_convert(name: str, into: str) -> bool:
+    """Whether the units at the ends of two columns' names are known, and one converts into the other."""
+    try:
+        conversion(unit_of(name), unit_of(into), substance_of(into))
+    except ConfigError:
+        return False
+    return unit_of(name) != ""
+
+
+def with_named_unit(cells: pd.Series, name: str) -> pd.Series:
+    """Cells with the unit of their column's name behind each number that has none."""
+    read = read_numbers(cells)
+    return cells.where(read.values.isna() | (read.units != ""), cells + f" {unit_of(name)}")
 
 
 def unit_of(name: str) -> str:

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -21,10 +21,12 @@ from polyclinic.ehr.sources.cells import (
     missing_codes,
     one_identifier,
     same_spelling,
+    seen_order,
     yes_or_no,
 )  # fmt: skip
 from polyclinic.ehr.sources.columns import unit_spelling
 from polyclinic.ehr.sources.draft_numbers import (
+    BEYOND,
     FEWEST_ROWS,
     IDENTIFIERS,
     MOST_CATEGORIES,
@@ -36,6 +38,7 @@ from polyclinic.ehr.sources.draft_numbers import (
     missing_marks,
     number_of_cells,
     read_column,
+    repeated_far,
     substance_of,
     unit_of,
     why_no_feature,
@@ -47,6 +50,7 @@ _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 #: How many different words may stand among the numbers of a column.
 _MOST_WORDS = 10
 _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
+_OFTEN = 0.1  # of rows, for a word that other hospitals' words may stand for
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
 _NUMBERS = ("integer", "continuous", "trajectory")
 
@@ -95,7 +99,9 @@ class Draft:
         return [f"{how}: {several(what, most=8)}." for how, what in self.readings.items()]
 
 
-def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Draft:
+def draft_tables(
+    cells: pd.DataFrame, hospitals: pd.Series, roles: Roles, label: Literal["", "ordered", "number"] = ""
+) -> Draft:
     """The draft of a table of trimmed text (``cells.trimmed``), "" where missing.
 
     Args:
@@ -103,6 +109,7 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
         hospitals: (rows,) the hospital of each row: numbers may be written otherwise at each, and what is the same for all of
             a hospital is no feature.
         roles: Columns that are no features.
+        label: Whether the label must be categories in an order, or a number; by default its cells decide.
 
     Raises:
         DataError: for a label that cannot be one.
@@ -118,7 +125,11 @@ def draft_tables(cells: pd.DataFrame, hospitals: pd.Series, roles: Roles) -> Dra
                 draft.notes.append(
                     f"The label {name!r} is a place of residence by its name; name the column of the outcome by --label."
                 )
-            if not _add_number_label(draft, name, cells[name], hospitals, decimals.get(name, {})):
+            if label == "ordered":
+                _add_ordered_label(draft, name, cells[name])
+            elif not _add_number_label(
+                draft, name, cells[name], hospitals, decimals.get(name, {}), must=label == "number"
+            ):
                 _add_label(draft, name, cells[name], hospitals)
         elif name == roles.patient:
             patients = one_identifier(cells[name])
@@ -174,12 +185,21 @@ def _add(
 
 
 def _add_number_label(
-    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]
+    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str], must: bool
 ) -> bool:
-    """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others."""
+    """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others.
+
+    must: it is a number, of few values too. Raises DataError where it then is none.
+    """
     read = read_column(cells, hospitals, commas)
-    units = sorted(set(read.units) - {""})
-    if read.values.isna().any() or len(units) > 1 or read.values.nunique() <= _MOST_CLASSES:
+    units, none = sorted(set(read.units) - {""}), int(read.values.isna().sum())
+    if must and (none or len(units) > 1 or read.values.nunique() < 2):
+        what = f"{none:,} cells that are no numbers" if none else "several units" if units[1:] else "a single value"
+        raise DataError(
+            f"The objective predicts a number, but column {name!r}, the label, has {what}: write it as a number in one unit (name"
+            " texts of missing cells by --missing), or take another objective, as by -c objective=classification."
+        )
+    if none or len(units) > 1 or (read.values.nunique() <= _MOST_CLASSES and not must):
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
     written = units[0] if units else unit_of(name)
@@ -190,19 +210,47 @@ def _add_number_label(
     return True
 
 
+def _add_ordered_label(draft: Draft, name: str, cells: pd.Series) -> None:
+    """Add a label whose categories have an order that their texts show. Raises DataError where they have none."""
+    values = cells.map(same_spelling(cells))
+    categories = seen_order(_label_categories(name, values))
+    if categories is None:
+        raise DataError(
+            f"The objective predicts ordered categories, but column {name!r}, the label, has no order that can be seen: write it "
+            "as 1, 2, 3 or the like, or give a schema by --schema, with kind = 'ordinal' and the categories in order."
+        )
+    draft.label = f"The label {name!r} has {len(categories)} categories in the order that they name."
+    draft.add(values, name=name, kind="ordinal", categories=categories, role="label")
+
+
 def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
     if (truth := yes_or_no(cells)) is not None and truth.nunique() > 1:
         if set(cells.unique()) - {"0", "1"}:
             draft.label = f"The label {name!r} is read as 1 for yes, true, dead or the like, and 0 for the others."
         draft.add(pd.to_numeric(truth).astype("int64"), name=name, kind="binary", role="label")
         return
-    spelling = same_spelling(cells)
-    values = cells.map(spelling)
+    values = cells.map(same_spelling(cells))
+    categories = _label_categories(name, values)
+    if len(categories) == 2:
+        draft.label = f"The event of the label {name!r} is its second category, {categories[1]!r}."
+    else:
+        ordered = ", and their order counts with -c objective=ordinal alone" if seen_order(categories) else ""
+        draft.label = f"The label {name!r} has {len(categories)} categories, each a class of its own{ordered}."
+    if apart := _with_own_words(values, hospitals):
+        draft.notes.append(
+            f"Words of the label {name!r} at {several(apart)} occur at no other hospital. If hospitals write the same outcome "
+            "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."
+        )
+    draft.add(values, name=name, kind="categorical", categories=categories, role="label")
+
+
+def _label_categories(name: str, values: pd.Series) -> list[str]:
+    """The categories of a label. Raises DataError where they are too many, or rare."""
     counts = values.value_counts()
     if not 2 <= (counts >= FEWEST_ROWS).sum() <= len(counts) <= 10 * MOST_CATEGORIES or (
         (counts >= FEWEST_ROWS).sum() > MOST_CATEGORIES
     ):
-        dated = " It holds dates: write 1 where there is one and 0 elsewhere." if share_of_dates(cells) > 0.5 else ""
+        dated = " It holds dates: write 1 where there is one and 0 elsewhere." if share_of_dates(values) > 0.5 else ""
         raise DataError(
             f"Column {name!r} cannot be the label: it must hold 0 and 1, 2 to {MOST_CATEGORIES} categories of {FEWEST_ROWS} "
             f"or more rows each, or more than {_MOST_CLASSES} numbers and nothing else.{dated}"
@@ -212,23 +260,19 @@ def _add_label(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) 
             f"Column {name!r}, the label, has {rare:,} rows of categories that fewer than {FEWEST_ROWS} rows have. Name their "
             "texts by --missing where they stand for no outcome, or leave these rows out of the table."
         )
-    categories = sorted(counts.index)
-    if len(categories) == 2:
-        draft.label = f"The event of the label {name!r} is its second category, {categories[1]!r}."
-    else:
-        draft.label = f"The label {name!r} has {len(categories)} categories, each a class of its own."
-    if apart := _with_own_words(values, hospitals):
-        draft.notes.append(
-            f"No word of the label {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same outcome "
-            "in other words, the model takes it for other classes: write it alike, as 0 and 1, in all files."
-        )
-    draft.add(values, name=name, kind="categorical", categories=categories, role="label")
+    return sorted(counts.index)
 
 
 def _with_own_words(values: pd.Series, hospitals: pd.Series) -> list[str]:
-    """Of several hospitals those none of whose values another hospital has."""
-    shared = (hospitals.groupby(values).nunique() > 1) | (hospitals.nunique() < 2)
-    return sorted(str(hospital) for hospital, own in values.groupby(hospitals) if not shared[own.unique()].any())
+    """Of several hospitals those that write no word of another, or own words and lack a common one."""
+    if hospitals.nunique() < 2:
+        return []
+    counts = pd.crosstab(hospitals, values)
+    holders = (counts > 0).sum()
+    own = counts.loc[:, holders == 1].sum(axis=1) / counts.sum(axis=1)
+    is_common = (holders > (len(counts) - 1) / 2) & (counts.sum() >= _OFTEN * len(values))
+    lacks = (counts.loc[:, is_common] == 0).any(axis=1)
+    return sorted(map(str, counts.index[(own == 1) | ((own >= _OFTEN) & lacks)]))
 
 
 def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series) -> None:
@@ -253,7 +297,7 @@ def _add_categories(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Ser
     else:
         if apart := _with_own_words(values[values != ""], hospitals[values != ""]):
             draft.notes.append(
-                f"No word of column {name!r} at {several(apart)} occurs at another hospital. If hospitals write the same in "
+                f"Words of column {name!r} at {several(apart)} occur at no other hospital. If hospitals write the same in "
                 "other words, write it alike in all files."
             )
         rest = len(counts) > len(common)
@@ -305,6 +349,11 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         readings.append(("Read as a code for missing", f"{code:g} in {number_of_cells(values == code, name)}"))
     values = values.where(~values.isin(codes)) if codes else values
     numeric = values.dropna()
+    if (far := repeated_far(numeric)) is not None:
+        draft.notes.append(
+            f"The value {far:g} of {name!r} is repeated, and far from all others; if it stands for a missing cell, give "
+            f"`--missing {far:g}`."
+        )
     if len(words):
         readings.append(("No numbers, and so missing", f"{len(words):,} cells of {name!r}"))
     if numeric.isin([0.0, 1.0]).all():
@@ -329,7 +378,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
     keys = {"decimal": "," if commas else "", "limits": bool(beyond.any()), "unit": unit, "substance": substance}
     rules = missing_marks(codes, words) | {key: value for key, value in keys.items() if value}
     if beyond.sum() >= FEWEST_ROWS:
-        flag = f"{name} beyond limit"
+        flag = f"{name}{BEYOND}"
         how = "Beyond a limit of measurement, read as the limit, and a column 'NAME beyond limit' says which they are"
         draft.reads(how, number_of_cells(beyond, name))
         draft.add(beyond.astype("Int64"), {"from": name, "limits": True}, name=flag, kind="binary")

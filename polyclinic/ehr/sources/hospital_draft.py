@@ -56,7 +56,7 @@ def draft_schema(
         ConfigError: for names that are no columns. DataError: for files that cannot be read or have no rows.
     """
     files = found_files(path)
-    cells, _, notes = join_tables({file.name: text_table(whole_table(file, ROWS_OF_DRAFT)) for file in files})
+    cells, _, notes, doubts = join_tables({file.name: text_table(whole_table(file, ROWS_OF_DRAFT)) for file in files})
     roles = Roles.find(list(cells), label, patient, site or usual_site(list(cells)), leave_out)
     cells = cells[(cells[[name for name in (roles.label, roles.patient) if name]] != "").all(axis=1)]
     if cells.empty:
@@ -77,7 +77,7 @@ def draft_schema(
         for why, names in draft.left_out.items()
         for name in names
     ]
-    notes = [*filter(None, [draft.label]), *notes, *draft.doubts, *draft.all_readings]
+    notes = [*filter(None, [draft.label]), *notes, *doubts, *draft.doubts, *draft.all_readings]
     unit = "patient" if roles.patient else "record"
     values = {"name": Path(path).stem or "draft", "unit": unit, "columns": [*columns, *ignored]}
     return SchemaDraft(values, {"columns": draft.rules} if draft.rules else {}, len(cells), tuple(notes))

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.sources.cells import plain_name, usual_name
+from polyclinic.ehr.sources.draft_numbers import named_units_convert, with_named_unit, without_unit
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 _PATIENTS = (
@@ -73,8 +74,10 @@ def usual_site(names: Sequence[str]) -> str:
     return usual_name(names, _SITES)
 
 
-def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Series, list[str]]:
-    """All rows under one spelling of each column's name, the file of each row, and notes.
+def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Series, list[str], list[str]]:
+    """All rows under one spelling of each column's name, the file of each row, notes, and notes of what may make a result wrong.
+
+    Columns of one name but for a unit in brackets, which files have each, are one where their units convert.
 
     Raises DataError for files that share no column with any other, which have no header or another.
     """
@@ -88,6 +91,7 @@ def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Se
         }
         renamed |= {old for old, now in new.items() if old != now}
         joined[name] = frame.rename(columns=new)
+    one, doubts = _join_units(joined)
     holders = {
         column: [name for name in joined if column in joined[name]] for frame in joined.values() for column in frame
     }
@@ -97,7 +101,7 @@ def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Se
             f"No column of {several(alone)} is among the others' columns; the first line of a file must name its columns, as the "
             "others' do."
         )
-    notes = []
+    notes = [f"Read as one column, for their units convert: {several(one, most=8)}."] if one else []
     if renamed:
         notes.append(f"Read under the other hospitals' spelling of their names: {several(sorted(renamed), most=8)}.")
     lacking = [
@@ -107,4 +111,33 @@ def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Se
         notes.append(f"Not at every hospital, and missing at the others: {several(lacking, most=8)}.")
     cells = pd.concat(list(joined.values()), ignore_index=True).fillna("")
     files = np.repeat(np.array(list(joined), dtype=object), [len(frame) for frame in joined.values()])
-    return cells, pd.Series(files, dtype=object), notes
+    return cells, pd.Series(files, dtype=object), notes, doubts
+
+
+def _join_units(frames: dict[str, pd.DataFrame]) -> tuple[list[str], list[str]]:
+    """Make columns of one name but for the unit at its end one, in place, with the unit in each cell.
+
+    Returns which were joined, and a doubt for each whose units do not convert.
+    """
+    groups: dict[str, list[str]] = {}
+    for column in dict.fromkeys(column for frame in frames.values() for column in frame):
+        groups.setdefault(without_unit(column), []).append(column)
+    one, doubts = [], []
+    for columns in groups.values():
+        if len(columns) < 2 or any(len({*columns} & {*frame}) > 1 for frame in frames.values()):
+            continue
+        given = {name: sum(int((f[name] != "").sum()) for f in frames.values() if name in f) for name in columns}
+        main = max(given, key=lambda name: given[name])
+        names = " and ".join(map(repr, columns))
+        if all(named_units_convert(column, main) for column in columns):
+            one.append(names)
+            for file, frame in frames.items():
+                if own := [column for column in columns if column in frame]:
+                    cells = with_named_unit(frame[own[0]], own[0])
+                    frames[file] = frame.assign(**{own[0]: cells}).rename(columns={own[0]: main})
+        else:
+            doubts.append(
+                f"{names} may be one quantity in units that are not known to convert: they are columns of their own, each "
+                "missing at the hospitals that have another. Write one unit in all files."
+            )
+    return one, doubts

@@ -53,7 +53,7 @@ _MEAN, _CURVED = 1.5, 0.5
 # A logit further from the mean than this many standard deviations counts in the stretch as if it lay there.
 _FARTHEST = 4.0
 # Standard deviations of the recalibration's shift and stretch under their priors, the longest step, and the least stretch.
-_SHIFT, _STRETCH, _LONGEST, _LEAST_STRETCH = 1.0, 1.0, 2.0, 0.3
+_SHIFT, _STRETCH, _LONGEST, _LEAST_STRETCH = 1.0, 0.25, 2.0, 0.3
 # Normal draws by which means over patients' logits are computed.
 _DRAWS = 512
 

@@ -14,7 +14,7 @@ from polyclinic.client.home.records import own_records
 from polyclinic.client.home.simulated import hospitals
 from polyclinic.ehr.datasets import load_shards
 from polyclinic.ehr.datasets.tables import SITE
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import read_shard
 from polyclinic.errors import ConfigError, DataError
 from tests.client.test_hospital import make_hospital
@@ -107,9 +107,25 @@ def test_a_folder_of_tables_is_read_by_one_schema_mapping_and_cohort(
     assert counts == dict.fromkeys(("east", "west"), int((own["age"] >= 40).sum()))
     dataset = hospitals(str(tables), **{key: str(tmp_path / name) for key, name in given.items()})
     assert dataset.load()["sbp"].astype(float).mean() == pytest.approx(130, abs=4) and dataset.load()["age"].min() >= 40
-    for wrong, words in ((flags[2:], "name it by --schema"), ([*flags, "--label", "died"], "the schema says")):
+    for wrong, words in (
+        (flags[2:], "name it by --schema"),
+        ([*flags, "--site", "ward"], 'the schema says what columns are: write role = "site" at the column in its file'),
+    ):
         done = command("run", "--data", str(tables), *wrong)
         assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_table_is_split_by_the_schemas_column_of_the_hospital(files: dict[str, Path], tmp_path: Path) -> None:
+    records = pd.read_csv(tmp_path / "north/records.csv").assign(Hospital=np.repeat(["a", "b", "c", "d"], 50))
+    records.to_csv(tmp_path / "all.csv", index=False)
+    schema = Schema.from_toml(tmp_path / "north/schema.toml")
+    column = Column(name="Hospital", kind="categorical", role="site")
+    schema.model_copy(update={"columns": (*schema.columns, column)}).to_toml(tmp_path / "schema.toml")
+    dataset = hospitals(str(tmp_path / "all.csv"), schema=str(tmp_path / "schema.toml"))
+    assert dataset.natural_sites == ("a", "b", "c", "d") and dataset.default_sites == 4
+    assert dataset.load()["id"].str[:2].value_counts().to_dict() == dict.fromkeys(("a/", "b/", "c/", "d/"), 50)
+    assert "The hospital is the value of 'Hospital'" in " ".join(dataset.notes)
+    assert [shard.site for shard in load_shards(dataset, 0, "natural", 0, 1.0)] == ["a", "b", "c", "d"]
 
 
 def test_from_python_hospitals_are_named_by_their_files_or_by_a_schema(files: dict[str, Path], tmp_path: Path) -> None:

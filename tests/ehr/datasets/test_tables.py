@@ -15,6 +15,7 @@ from polyclinic.cli import app
 from polyclinic.ehr.datasets.tables import hold, read_as, tables
 from polyclinic.ehr.sources.hospital_draft import draft_schema
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
+from polyclinic.plugins import dataset_of
 
 CANARY = "canary-4711"
 
@@ -107,7 +108,29 @@ def test_a_unit_in_the_columns_name_is_its_unit() -> None:
     )
     new = frame.head(3).astype({"Creatinine [mg/dL]": str})
     new["Creatinine [mg/dL]"] = ["88.4 µmol/l", "1", "2 mg/dL"]
-    assert np.allclose(read_as(new, dataset.schema)["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
+    assert np.allclose(read_as(new, dataset.schema)[0]["Creatinine [mg/dL]"], [1, 1, 2], atol=1e-3)
+
+
+def test_columns_that_differ_by_a_unit_are_one_where_the_units_convert() -> None:
+    a, b = hospital(90, 1).rename(columns={"creatinine": "Creatinine [mg/dL]"}), hospital(80, 2, "b")
+    b["Creatinine [umol/L]"], b["Hb (mmol/L)"] = (b.pop("creatinine") * 88.4).round(1), 8 + b["age"] % 7 / 10
+    a["Hb [g/dL]"] = 13 + a["age"] % 9 / 10
+    dataset = tables(frames=hold({"a": a, "b": b}), label="died")
+    records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
+    made = records.loc[records["hospital"] == "b", "Creatinine [mg/dL]"]
+    assert np.allclose(made, b["Creatinine [umol/L]"] / 88.4, rtol=1e-3) and "Creatinine [umol/L]" not in columns
+    assert columns["Creatinine [mg/dL]"].unit == "mg/dL" and not records["Creatinine [mg/dL]"].isna().any()
+    assert (
+        "Read as one column, for their units convert: 'Creatinine [mg/dL]' and 'Creatinine [umol/L]'."
+        in dataset.readings
+    )
+    doubt = next(note for note in dataset.notes if note.startswith("'Hb [g/dL]' and 'Hb (mmol/L)' may be one quantity"))
+    assert "each missing at the hospitals that have another" in doubt and records["Hb [g/dL]"].isna().sum() == 80
+    read, notes = read_as(b, dataset.schema)
+    assert np.allclose(read["Creatinine [mg/dL]"], made, rtol=1e-3) and "'Hb [g/dL]'" in notes[0]
+    two = a.assign(**{"Creatinine [umol/L]": a["Creatinine [mg/dL]"] + 1})  # a file that has both means both
+    names = [column.name for column in tables(frames=hold({"a": two}), label="died").schema.features]
+    assert {"Creatinine [mg/dL]", "Creatinine [umol/L]"} < set(names)
 
 
 def test_cells_beyond_a_limit_get_a_flag() -> None:
@@ -354,10 +377,10 @@ def test_a_label_that_hospitals_may_write_in_other_words_is_noted() -> None:
     for name, words in {"a": ("home", "ward"), "b": ("home", "ward"), "c": ("Hause", "Station")}.items():
         frames[name]["died"] = [words[cell] for cell in frames[name]["died"]]
     notes = " ".join(tables(frames=hold(frames), label="died").notes)
-    assert "has 4 categories" in notes and "No word of the label 'died' at c occurs at another hospital." in notes
+    assert "has 4 categories" in notes and "Words of the label 'died' at c occur at no other hospital." in notes
     for names in ("ab", "a"):
         alike = " ".join(tables(frames=hold({name: frames[name] for name in names}), label="died").notes)
-        assert "occurs at another hospital" not in alike
+        assert "occur at no other hospital" not in alike
 
 
 def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_noted() -> None:
@@ -368,12 +391,12 @@ def test_yes_and_no_of_a_feature_are_alike_at_all_hospitals_and_other_words_are_
     dataset = tables(frames=hold(frames), label="died")
     records, columns = dataset.load(), {column.name: column for column in dataset.schema.columns}
     assert columns["ill"].kind == "binary" and records["ill"].eq(records["age"] > 60).all()
-    new = read_as(frames["b"], dataset.schema)
+    new, _ = read_as(frames["b"], dataset.schema)
     assert new["ill"].tolist() == (frames["b"]["age"] > 60).astype(int).tolist()
     notes = " ".join((*dataset.notes, *dataset.readings))
     assert (
         "Read as 1 for yes, true or the like, and 0 for no: ill." in notes
-        and "No word of column 'lives' at c occurs" in notes
+        and "Words of column 'lives' at c occur" in notes
     )
 
 
@@ -428,6 +451,68 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
 
 
+def test_a_far_repeated_number_is_a_doubt_and_a_mark_for_it_ends_it() -> None:
+    pulse = [888 if row % 15 == 0 else 60 + row % 40 for row in range(90)]
+    frame = hospital(90, 1).assign(pulse=pulse, price=[2.0**row for row in range(30)] * 3)
+    notes = tables(frames=hold({"a": frame}), label="died").notes
+    assert [note.split("'")[1] for note in notes if "far from all others" in note and "--missing 888" in note] == [
+        "pulse"
+    ]
+    marked = tables(frames=hold({"a": frame}), label="died", missing="888")
+    assert "far from" not in " ".join(marked.notes) and marked.load()["pulse"].isna().sum() == 6
+
+
+def test_a_note_names_every_hospital_that_writes_a_word_otherwise() -> None:
+    words = {"a": ("f", "m"), "b": ("F", "M"), "c": ("w", "m"), "d": ("female", "male")}
+    frames = {name: hospital(80, seed, name) for seed, name in enumerate(words)}
+    for name, (woman, man) in words.items():
+        frames[name]["sex"] = frames[name]["sex"].map({"f": woman, "m": man})
+    frames["a"].loc[:9, "sex"] = "x"  # a word that stands for no other
+    notes = " ".join(tables(frames=hold(frames), label="died").notes)
+    assert "Words of column 'sex' at c, d occur at no other hospital." in notes
+
+
+@pytest.mark.parametrize(
+    ("cells", "ordered"),
+    [
+        (["0", "2", "10"], ["0", "2", "10"]),
+        (["Grade III", "grade I", "Grade II"], ["grade I", "Grade II", "Grade III"]),
+        (["severe", "Moderate", "mild"], ["mild", "Moderate", "severe"]),
+        (["G2a", "G1", "G3"], None),
+        (["home", "ward", "icu"], None),
+        (["mild", "low", "severe"], None),
+    ],
+)
+def test_an_ordinal_objective_takes_categories_whose_order_can_be_seen(
+    cells: list[str], ordered: list[str] | None
+) -> None:
+    frame = hospital(90, 1).assign(grade=cells * 30)
+    config = Federation.from_tables({"a": frame}, "grade", "mrn").config.model_copy(update={"objective": "ordinal"})
+    if ordered is None:
+        with pytest.raises(DataError, match="'grade', the label, has no order that can be seen: write it as 1, 2, 3"):
+            dataset_of(config)
+        return
+    dataset = dataset_of(config)
+    assert dataset.schema.label.kind == "ordinal" and list(dataset.schema.label.categories) == ordered
+    assert "categories in the order that they name" in dataset.notes[0]
+    assert "with -c objective=ordinal alone" in tables(frames=hold({"a": frame}), label="grade").notes[0]
+
+
+def test_an_objective_of_numbers_takes_a_label_of_few_numbers_and_no_words(tmp_path: Path) -> None:
+    frame = hospital(90, 1).assign(falls=[0, 1, 2] * 30, ward=["a", "b", "c"] * 30)
+    federation = Federation.from_tables({"a": frame, "b": frame.assign(mrn=range(90))}, "falls", out=str(tmp_path))
+    result = federation.run(objective="poisson", rounds=1, privacy={"delta": 0.004}, pictures=False)
+    assert result.folder.schema().label.kind == "integer" and list(result.predictions.columns)[-2] == "score_falls"
+    with pytest.raises(
+        DataError, match="'ward', the label, has 90 cells that are no numbers.*objective=classification"
+    ):
+        dataset_of(Federation.from_tables({"a": frame}, "ward", objective="squared").config)
+    for objective in ("squared", "ordinal"):  # data.label takes a column as it was drafted
+        with pytest.raises(ConfigError, match="name the column of your own tables by --label"):
+            label = "ward" if objective == "squared" else "falls"
+            federation.run(objective=objective, data={"label": label}, rounds=1)
+
+
 def test_a_mark_for_missing_may_be_given_for_columns_of_any_kind(tmp_path: Path) -> None:
     frame = hospital(90, 1).astype(object)
     frame.loc[:9, ["sex", "creatinine"]] = ["U", "7.77"]
@@ -469,15 +554,33 @@ def test_new_rows_are_read_as_the_tables_were() -> None:
         "AGE": ["40", "-9"], "Creatinine": ["1,5", "n.a."], "sex": ["M", "f"], "weight": ["154.324 lb", "70"],
         "died": ["no", "yes"],
     })  # fmt: skip
-    read = read_as(new, schema)
-    assert read["weight"].tolist() == pytest.approx([70, 70]) and read["creatinine"].tolist()[0] == 1.5
+    read, notes = read_as(new, schema)
+    assert not notes and read["weight"].tolist() == pytest.approx([70, 70]) and read["creatinine"].tolist()[0] == 1.5
     assert (
         read["sex"].tolist() == ["m", "f"]
         and read["died"].tolist() == [0, 1]
         and read["age"].isna().tolist() == [False, True]
     )
-    with pytest.raises(DataError, match="lacks columns that the model needs: 'creatinine', 'sex'"):
+    with pytest.raises(DataError, match="the model needs: 'creatinine', 'sex'.* an empty column does not help"):
         read_as(new.drop(columns=["Creatinine", "sex"]), schema)
+
+
+def test_a_column_that_a_hospital_lacked_in_training_may_be_lacking_in_a_new_table() -> None:
+    a = hospital(90, 1).assign(
+        weight=[f"<{50}" if row < 9 else row for row in range(90)], icd=["I10;E11", "E11", ""] * 30
+    )
+    schema = tables(frames=hold({"a": a, "b": hospital(90, 2)}), label="died").schema
+    assert "weight beyond limit" in [column.name for column in schema.features]
+    read, notes = read_as(hospital(9, 3), schema)
+    assert read["weight"].isna().all() and (read["weight beyond limit"] == 0).all() and (read["icd"] == "").all()
+    assert notes == ["The table lacks columns, which are read as missing in every row: 'weight', 'icd'."]
+    _, notes = read_as(hospital(9, 3).assign(wieght=70, icd="I10"), schema)
+    assert notes == [
+        "The table lacks columns, which are read as missing in every row: 'weight'. Did you mean 'wieght'?"
+    ]
+    only = tables(frames=hold({"a": a[["mrn", "weight", "died"]], "b": hospital(90, 2)[["mrn", "died"]]}), label="died")
+    with pytest.raises(DataError, match="no column that the model reads: 'weight'"):
+        read_as(hospital(9, 3), only.schema)
 
 
 def test_new_rows_in_the_unit_of_an_amount_convert_by_the_columns_name() -> None:
@@ -485,7 +588,7 @@ def test_new_rows_in_the_unit_of_an_amount_convert_by_the_columns_name() -> None
     frame["creatinine"] = frame["creatinine"].astype(str) + " mg/dL"
     schema = tables(frames=hold({"a": frame}), label="died").schema
     row = pd.DataFrame({"age": [40], "creatinine": ["88.4 umol/L"], "sex": ["m"]})
-    assert read_as(row, schema)["creatinine"].tolist() == pytest.approx([1.0], abs=1e-3)
+    assert read_as(row, schema)[0]["creatinine"].tolist() == pytest.approx([1.0], abs=1e-3)
 
 
 VISITS = pd.DataFrame(
@@ -567,7 +670,7 @@ def test_the_row_of_a_patient_is_read_as_its_sequence_was() -> None:
     schema = tables(frames=hold({"all": VISITS}), label="died", patient="mrn", time="seen", steps=2).schema
     row = {f"{name}_{step:02d}": "1" for name in ("fever", "before latest") for step in range(2)}
     row |= {"pulse_00": "", "pulse_01": "72", "ward": "x", "age": "44"}
-    read = read_as(pd.DataFrame([row]), schema)
+    read, _ = read_as(pd.DataFrame([row]), schema)
     assert np.isnan(read["pulse_00"][0]) and read["pulse_01"][0] == 72 and "died" not in read
     with pytest.raises(DataError, match="lacks columns that the model needs: 'pulse_01'"):
         read_as(pd.DataFrame([row]).drop(columns="pulse_01"), schema)

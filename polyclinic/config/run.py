@@ -52,7 +52,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
     "posterior": posterior.posterior_kind,
 }
 #: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen. Attention learns little
-#: from noisy gradients of one length for all layers.
+#: from noisy gradients of one length for all layers, and momentum of 0.9 makes a recurrent unit's loss swing (docs/models.md).
 _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
     "gru": {
         "data.imputation": "indicator",

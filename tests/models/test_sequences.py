@@ -296,7 +296,7 @@ def test_only_a_model_of_sequences_learns_privately_what_the_order_of_visits_say
     quick: Callable[..., RunResult],
 ) -> None:
     settings: dict[str, Any] = {
-        "dataset": f"{__name__}:dataset", "sites": 2, "privacy": {"delta": 1e-4, "max_grad_norm": 2.0}, "rounds": 20,
+        "dataset": f"{__name__}:dataset", "sites": 2, "privacy": {"delta": 1e-4}, "rounds": 20,
         "training": {"local_steps": 10, "sample_rate": 0.2, "optimizer": "adam", "learning_rate": 0.02},
     }  # fmt: skip
     flat = quick(model="logistic", **settings)

@@ -35,9 +35,15 @@ class BudgetRefused(PolyclinicError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name closest to ``name``, or one of whose words it is; or an empty string."""
-    names = list(known)
-    match = get_close_matches(name, names, n=1) or [x for x in names if name in re.split(r"[\W_]+", x.lower())]
+    """``" Did you mean 'x'?"`` for the known name that begins with ``name``, is closest to it or has it as a word; or "".
+
+    >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
+    (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
+    """
+    names, plain = list(known), name.casefold()
+    begun = [x for x in names if re.match(rf"{re.escape(plain)}(\b|_)", x.casefold())]
+    close = begun or get_close_matches(name, names, n=1)
+    match = close or [x for x in names if plain in re.split(r"[\W_]+", x.casefold())]
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 

@@ -158,7 +158,8 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
 
 
 def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
-    """(B,) slopes of weighted logistic regressions on (n,) logits, by Newton's method; NaN where it does not settle."""
+    """(B,) slopes of weighted logistic regressions on (n,) logits, by Newton's method; NaN where it does not settle, or all
+    or nothing came about."""
     bounded = chance.clip(SMALLEST_PROBABILITY, 1 - SMALLEST_PROBABILITY)
     logit = np.log(bounded / (1 - bounded))
     middle, spread = float(logit.mean()), float(logit.std())
@@ -177,7 +178,9 @@ def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
             step = (total * short[:, 1] - tilt * short[:, 0]) / determinant
             level = level + (square * short[:, 0] - tilt * short[:, 1]) / determinant
             slope = slope + step
-        return np.where(np.abs(step) < _SETTLED * (1 + np.abs(slope)), slope / spread, np.nan)
+        is_settled = np.abs(step) < _SETTLED * (1 + np.abs(slope))
+    events = wanted[:, 0]  # of none, or of all, the level alone goes on
+    return np.where(is_settled & (events > 0) & (events < weights.sum(axis=1)), slope / spread, np.nan)
 
 
 def judged(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.split import held_out_per_training
@@ -84,7 +85,9 @@ def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
             "epsilon": summary.privacy.epsilon,
             "seconds": summary.seconds,
         }
-        row |= sites.pop(POOLED)
+        pooled = sites.pop(POOLED)
+        undefined = dict.fromkeys((summary.evaluation or {}).get(POOLED) or {}, np.nan)
+        row |= pooled | {name: value for name, value in undefined.items() if name not in pooled}
         rows.append(row | {f"{metric}@{site}": value for site, own in sites.items() for metric, value in own.items()})
     return pd.DataFrame(rows)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
-from polyclinic.cli.runs.live import LiveProgress
+from polyclinic.cli.runs.live import LiveProgress, calibration_sentence
 from polyclinic.cli.terminal import console
 from polyclinic.inspection.result import RunResult
 from polyclinic.server.checkpoint import load_checkpoint
@@ -228,7 +228,7 @@ def test_live_progress_shows_names_as_they_are(
         quick(progress=progress, rounds=1)
         progress.doing("comparison: 2 of 5, [red]{x}[/red] alone")
     shown = capsys.readouterr().out
-    assert "comparison: 2 of 5, [red]{x}[/red] alone" in shown and "1 rounds, engine linear" in shown
+    assert "comparison: 2 of 5, [red]{x}[/red] alone" in shown and "1 round, engine linear" in shown
 
 
 def test_no_dp_is_said_to_give_no_guarantee_once(quick: Command) -> None:
@@ -252,3 +252,17 @@ def test_a_command_in_a_folder_that_was_deleted() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_farthest_hospital_is_named_among_several_alone() -> None:
+    estimate = {"value": -0.2, "low": -0.3, "high": -0.1}
+    evaluation = {
+        "pooled": {"calibration_in_the_large": estimate},
+        "worst": {"calibration_in_the_large": {**estimate, "name": "b"}},
+    }
+    said = [
+        calibration_sentence({"evaluation": {**evaluation, "sites": dict.fromkeys(names)}}) for names in ("ab", "b")
+    ]
+    assert (
+        "farthest at b: -0.200" in said[0] and "predicted less observed -0.200" in said[1] and "farthest" not in said[1]
+    )

@@ -118,6 +118,20 @@ def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
     )
 
 
+def test_an_undefined_metric_stays_a_column_and_the_terminal_shows_calibration_in_the_large(
+    command: Callable[..., Any], tmp_path: Path
+) -> None:
+    wards = ["a", "b"] * 30
+    pd.DataFrame(
+        {"ward": wards, "x": [row % 7 for row in range(60)], "died": [int(row in (10, 31)) for row in range(60)]}
+    ).to_csv(tmp_path / "a.csv")
+    given = ("--data", str(tmp_path / "a.csv"), "--site", "ward", "--label", "died", "--rounds", "1", "--no-dp")
+    done = command("sweep", *given, "-c", "training.learning-rate=0.1,0.2", "--out", str(tmp_path / "out"))
+    assert done.returncode == 0 and "calibration" in done.stdout, done.stderr
+    table = pd.read_csv(tmp_path / "out/sweep.csv")
+    assert "calibration_slope" in table and table["calibration_slope"].isna().all()
+
+
 def test_a_finished_run_is_not_repeated_and_a_longer_sweep_adds_to_it(tmp_path: Path) -> None:
     federation = small(tmp_path)
     first = federation.sweep(seeds=2)

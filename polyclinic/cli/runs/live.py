@@ -121,9 +121,9 @@ class LiveProgress(progress.Progress):
             promise += (
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
-        what = f"{len(sites)} hospitals, {config.strategy}, {program.called(sites[0].schema)}"
+        what = f"{len(sites)} hospital{'s' if sites[1:] else ''}, {config.strategy}, {program.called(sites[0].schema)}"
         what += f", {config.task}" if not program.stepwise else ""
-        what += f", {config.rounds} rounds"
+        what += f", {config.rounds} round{'s' if config.rounds > 1 else ''}"
         what += f", each {program.round_is}" if program.round_is and config.rounds > 1 else ""
         what += f", engine {engine}" if engine else ""
         self._console.print(
@@ -295,8 +295,10 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
     said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
+    rounds = summary["rounds"]
     table = Table(
-        title=f"{dataset_title(summary)}: after {summary['rounds']} rounds of {summary['strategy']}", title_justify="left",
+        title=f"{dataset_title(summary)}: after {rounds} round{'s' if rounds != 1 else ''} of {summary['strategy']}",
+        title_justify="left",
         caption=" ".join(said) or None, caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
@@ -349,7 +351,8 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
         words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
         if (pooled.get(metric) or {}).get("value") is None:
             continue
-        farthest = of_hospitals.get(metric) if metric == "calibration_in_the_large" else None
+        is_first = metric == "calibration_in_the_large" and len(evaluation.get("sites") or {}) > 1
+        farthest = of_hospitals.get(metric) if is_first else None
         at = f", farthest at {farthest['name']}: {interval(farthest)}" if farthest else ""
         said.append(f"{words} {interval(pooled[metric], digits)}, {true:g} is true{meaning}{at}")
     return f"Calibration: {'; '.join(said)}." if said else ""

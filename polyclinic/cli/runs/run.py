@@ -114,9 +114,11 @@ _HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 _FILES = ("schema", "mapping", "cohort")
 _COLUMNS = ("label", "patient", "site", "leave_out", "missing", "time", "steps")
 _BY_SCHEMA = {
-    name: f': write role = "{role}" at the column in its file'
+    name: f': leave the option out, and write role = "{role}" at the column in the schema'
     for name, role in {"label": "label", "patient": "patient_id", "site": "site", "leave_out": "ignore"}.items()
-} | {"missing": ': write missing = ["..."] at the column in a mapping file, and give that by --mapping'}
+} | {
+    "missing": ': leave the option out, write missing = ["..."] at the column in a mapping file, and give that by --mapping'
+}
 _KEYS = {"epsilon": "privacy.epsilon", "delta": "privacy.delta", "no_dp": "privacy.dp"}
 
 

@@ -102,7 +102,8 @@ def _table(result: Sweep) -> Table:
     """A row for each combination: its runs, the mean epsilon, and the means of the first pooled metrics with intervals."""
     keys, pooled = list(result.combinations[0].values), [each.pooled for each in result.combinations]
     metrics = [name for name in dict.fromkeys(name for each in pooled for name in each) if name != "seconds"]
-    shown = metrics[:_MOST_METRICS]
+    in_large = [name for name in metrics[_MOST_METRICS:] if name == "calibration_in_the_large"]
+    shown = metrics[:_MOST_METRICS] + in_large
     rows = [
         [*map(str, each.values.values()), str(each.runs), *(_estimate(estimates.get(metric)) for metric in shown)]
         for each, estimates in zip(result.combinations, pooled, strict=True)

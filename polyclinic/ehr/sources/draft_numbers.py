@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.dates import count_days
-from polyclinic.ehr.sources.cells import Numbers, decimal_marks, plain_name, read_numbers
+from polyclinic.ehr.sources.cells import Numbers, decimal_marks, missing_codes, plain_name, read_numbers
 from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, unit_spelling
 from polyclinic.errors import ConfigError
 
@@ -156,9 +156,10 @@ def named_units_convert(name: str, into: str) -> bool:
 
 
 def with_named_unit(cells: pd.Series, name: str) -> pd.Series:
-    """Cells with the unit of their column's name behind each number that has none."""
+    """Cells with the unit of their column's name behind each number that has none and is no code for missing."""
     read = read_numbers(cells)
-    return cells.where(read.values.isna() | (read.units != ""), cells + f" {unit_of(name)}")
+    as_it_is = read.values.isna() | (read.units != "") | read.values.isin(missing_codes(read.values))
+    return cells.where(as_it_is, cells + f" {unit_of(name)}")
 
 
 def unit_of(name: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -57,7 +58,8 @@ class Roles:
         own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
         they_have = f" They have {several(names, most=12)}."
         wrong = [
-            f"{flag} names {name!r}, which is no column of the tables.{nearest(name, names) or they_have}"
+            f"{flag} names {name!r}, which is no column of the tables."
+            + (_several_labels(flag, name, names) or nearest(name, names) or they_have)
             for flag, name in asked
             if name and not own[name]
         ]
@@ -67,6 +69,15 @@ class Roles:
             own.get(label) or usual_name(names, _LABELS), own.get(patient) or usual_name(names, _PATIENTS), own.get(site, ""),
             frozenset(own[name] for name in leave_out),
         )  # fmt: skip
+
+
+def _several_labels(flag: str, text: str, names: Sequence[str]) -> str:
+    """How several labels are given, where ``text`` names several columns for the label; else ""."""
+    columns = [usual_name(names, [part]) for part in text.split(",")]
+    if flag != "--label" or len(columns) < 2 or not all(columns):
+        return ""
+    first, several_labels = shlex.quote(columns[0]), shlex.quote(f"data.label={','.join(columns)}")
+    return f" Several labels are given by `--label {first} -c {several_labels}`."
 
 
 def usual_site(names: Sequence[str]) -> str:

@@ -66,8 +66,9 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
     chosen = [f"{stage['name']}: {stage['rows']:,} rows of {stage['patients']:,} patients" for stage in flow]
     hospitals = [[hospital["name"], count(hospital.get("patients"))] for hospital in facts["hospitals"]]
     where = "simulated from" if facts["simulation"] else "that keep"
+    sites = "hospital" if facts["sites"] == 1 else "hospitals"
     return [
-        f"{facts['sites']} hospitals {where} {dataset_title(facts['summary'])}; {facts['patients_sentence']}.",
+        f"{facts['sites']} {sites} {where} {dataset_title(facts['summary'])}; {facts['patients_sentence']}.",
         *([f"How the records were chosen: {'; '.join(chosen)}."] if chosen else []),
         {"headings": ["Hospital", "Patients"], "rows": hospitals},
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",

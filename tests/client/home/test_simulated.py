@@ -109,7 +109,10 @@ def test_a_folder_of_tables_is_read_by_one_schema_mapping_and_cohort(
     assert dataset.load()["sbp"].astype(float).mean() == pytest.approx(130, abs=4) and dataset.load()["age"].min() >= 40
     for wrong, words in (
         (flags[2:], "name it by --schema"),
-        ([*flags, "--site", "ward"], 'the schema says what columns are: write role = "site" at the column in its file'),
+        (
+            [*flags, "--site", "ward"],
+            'the schema says what columns are: leave the option out, and write role = "site" at',
+        ),
     ):
         done = command("run", "--data", str(tables), *wrong)
         assert done.returncode == 2 and words in done.stderr

@@ -128,6 +128,8 @@ def test_columns_that_differ_by_a_unit_are_one_where_the_units_convert() -> None
     assert "each missing at the hospitals that have another" in doubt and records["Hb [g/dL]"].isna().sum() == 80
     read, notes = read_as(b, dataset.schema)
     assert np.allclose(read["Creatinine [mg/dL]"], made, rtol=1e-3) and "'Hb [g/dL]'" in notes[0]
+    coded = b.assign(**{"Creatinine [umol/L]": b["Creatinine [umol/L]"].where(np.arange(80) > 4, 9999)})
+    assert tables(frames=hold({"a": a, "b": coded}), label="died").load()["Creatinine [mg/dL]"].isna().sum() == 5
     two = a.assign(**{"Creatinine [umol/L]": a["Creatinine [mg/dL]"] + 1})  # a file that has both means both
     names = [column.name for column in tables(frames=hold({"a": two}), label="died").schema.features]
     assert {"Creatinine [mg/dL]", "Creatinine [umol/L]"} < set(names)
@@ -449,6 +451,21 @@ def test_columns_written_after_the_outcome_are_named_and_can_be_left_out() -> No
     )
     notes = " ".join(tables(frames=hold({"a": left}), label="died", patient="mrn", time="seen", steps=2).notes)
     assert re.search(r"Alone, [^.]*'status'[^.]* tells the label", notes)
+
+
+def test_a_hint_begins_with_the_word_and_several_labels_are_given_by_their_key() -> None:
+    frame = hospital(90, 1).rename(columns={"age": "LOS (days)"}).assign(closed=[0, 1] * 45)
+    with pytest.raises(ConfigError, match=re.escape("Did you mean 'LOS (days)'?")):
+        tables(frames=hold({"a": frame}), label="LOS")
+    with pytest.raises(ConfigError) as refused:
+        tables(frames=hold({"a": frame}), label="died, Closed")
+    assert "Several labels are given by `--label died -c data.label=died,closed`." in str(refused.value)
+    assert (
+        dataset_of(Federation.from_tables({"a": frame}, "died", data={"label": "died,closed"}).config)
+        .schema.labels[1]
+        .name
+        == "closed"
+    )
 
 
 def test_a_far_repeated_number_is_a_doubt_and_a_mark_for_it_ends_it() -> None:

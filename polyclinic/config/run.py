@@ -52,9 +52,14 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
     "posterior": posterior.posterior_kind,
 }
 #: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen. Attention learns little
-#: from noisy gradients of one length for all layers.
+#: from noisy gradients of one length for all layers, and momentum of 0.9 makes a recurrent unit's loss swing (docs/models.md).
 _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
-    "gru": {"data.imputation": "indicator"},
+    "gru": {
+        "data.imputation": "indicator",
+        "training.optimizer": "adam",
+        "training.learning-rate": 0.07,
+        "privacy.max-grad-norm": 4.0,
+    },
     "transformer": {"data.imputation": "indicator", "training.optimizer": "adam", "training.learning-rate": 0.02},
 }
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
@@ -71,13 +76,13 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
     by_model = _MODEL_DEFAULTS.get(str(given.get("model")), {}) if kind.steps else {}
-    if given.get("training.optimizer") not in (None, by_model.get("training.optimizer")):
-        by_model = {
-            key: value for key, value in by_model.items() if key != "training.learning-rate"
-        }  # of its optimizer
+    shared = kind.server_steps and str(given.get("secure.shared-noise")).lower() == "true"
+    # Another optimizer has another rate; strategies that set momentum and a shared sum take plain gradient steps.
+    if shared or "training.momentum" in by_strategy or given.get(_OPTIMIZER) not in (None, by_model.get(_OPTIMIZER)):
+        by_model = {key: value for key, value in by_model.items() if key not in (_OPTIMIZER, "training.learning-rate")}
     optimizer = "auto" if kind is CLASSIFICATION and open_to_newton else "sgd"
     defaults = {_OPTIMIZER: optimizer, **defaults, **by_strategy, **by_model, **kind.defaults}
-    if str(given.get("secure.shared-noise")).lower() == "true" and kind.server_steps:
+    if shared:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
     return defaults
 

@@ -1,5 +1,7 @@
 """One configuration for TOML, flags, ``-c`` and Flower; every wrong value is one sentence and costs no privacy."""
 
+from typing import Any
+
 import pytest
 
 from polyclinic import Privacy
@@ -127,18 +129,24 @@ def test_what_is_usual_for_an_optimizer_gives_way_to_what_is_given() -> None:
     assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.usual_momentum == 0.9
 
 
-def test_attention_has_an_optimizer_of_its_own_that_gives_way_with_its_rate() -> None:
-    usual = RunConfig.build({"model": "transformer"})
-    assert (usual.training.optimizer, usual.training.learning_rate, usual.data.imputation) == (
-        "adam",
-        0.02,
-        "indicator",
-    )
-    other = RunConfig.build({"model": "transformer", "training.optimizer": "sgd"})
-    assert (other.training.optimizer, other.training.learning_rate) == ("sgd", 0.0)
-    assert RunConfig.build({"model": "transformer", "training.learning-rate": 0.1}).training.optimizer == "adam"
-    for config in (usual, other):
+@pytest.mark.parametrize(("model", "rate", "clip"), [("gru", 0.07, 4.0), ("transformer", 0.02, 2.0)])
+def test_a_model_of_sequences_has_an_optimizer_of_its_own_that_gives_way_with_its_rate(
+    model: str, rate: float, clip: float
+) -> None:
+    def built(**options: Any) -> RunConfig:
+        config = RunConfig.build({"model": model, **options})
         assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
+        assert RunConfig.from_flower(RunConfig.packaged() | config.for_flower()) == config
+        assert (config.data.imputation, config.privacy.max_grad_norm) == ("indicator", clip)
+        return config
+
+    usual = built().training
+    assert (usual.optimizer, usual.learning_rate) == ("adam", rate)
+    assert built(**{"training.learning-rate": 0.1}).training.optimizer == "adam"
+    shared = {"secure.aggregation": True, "secure.shared-noise": True}
+    for given in ({"training.optimizer": "sgd"}, {"strategy": "scaffold"}, {"strategy": "fedsgd"}, shared):
+        other = built(**given).training
+        assert (other.optimizer, other.learning_rate) == ("sgd", 0.0)
 
 
 def test_at_most_twenty_five_keys_stand_outside_sections() -> None:

@@ -41,6 +41,8 @@ NUMBERS = _schema(Column(name="days", kind="continuous", role="label", bounds=(0
         ({"strategy": "fedadam"}, "sgd"),
         ({"strategy-options": "fraction-train=0.5"}, "sgd"),
         ({"model": "mlp"}, "sgd"),
+        ({"model": "gru"}, "adam"),
+        ({"model": "gru", "strategy": "scaffold"}, "sgd"),
         ({"model": "transformer"}, "adam"),
         ({"upload.form": "difference"}, "sgd"),
         ({"central.epsilon": 2.0, "privacy.dp": False}, "sgd"),

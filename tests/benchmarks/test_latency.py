@@ -9,7 +9,7 @@ from benchmarks import latency
 
 
 def test_a_tree_is_a_process_with_all_below_it_and_counts_those_that_ended() -> None:
-    work = "sum(range(10**7))"
+    work = "sum(range(4 * 10**7))"
     below = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {work!r}]); print(1, flush=True); sys.stdin.read()"
     process = subprocess.Popen(
         [sys.executable, "-c", below], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -427,14 +427,14 @@ def children(parent: int) -> list[int]:
 
 
 def server_app(federation: Federation) -> int | None:
-    """The process that carries out a run at the coordinator."""
-    mark = f"FLWR_HOME={federation.co / 'flwr'}".encode()
+    """The process that carries out the newest run at the coordinator; that of a killed SuperLink may still wait for it."""
+    mark, begun = f"FLWR_HOME={federation.co / 'flwr'}".encode(), {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             is_ours = mark in (entry / "environ").read_bytes().split(b"\0")
             if is_ours and b"flwr-serverapp" in (entry / "cmdline").read_bytes():
-                return int(entry.name)
-    return None
+                begun[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[19])
+    return max(begun, key=lambda process: begun[process], default=None)
 
 
 def said_by_node(federation: Federation, name: str) -> str:

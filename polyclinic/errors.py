@@ -40,7 +40,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
     (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
     """
-    names, plain = list(known), name.casefold()
+    names, name = list(known), str(name)  # of a damaged file it may be bytes
+    plain = name.casefold()
     begun = [x for x in names if re.match(rf"{re.escape(plain)}(\b|_)", x.casefold())]
     close = begun or get_close_matches(name, names, n=1)
     match = close or [x for x in names if plain in re.split(r"[\W_]+", x.casefold())]

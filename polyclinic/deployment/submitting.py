@@ -68,6 +68,8 @@ def submit(
             )
         if stream and result["status"] != "finished:completed":
             why = said or result["details"] or "no details given"
+            if "No heartbeat" in result["details"]:
+                raise PolyclinicError(f"The process that carried out run {run} has ended: {why.rstrip('.')}.")
             raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
     except PolyclinicError as error:
         if stream and (folder := folders_by_run(Path(out)).get(run)) and not folder.finished:

@@ -24,7 +24,7 @@ from polyclinic.sim.grid import LocalGrid
 from polyclinic.wire.messages import RECORD, STANDARDISER, Request, StatisticsRequest, TrainRequest
 from tests.memory import peak_bytes
 
-CONFIG = RunConfig()
+CONFIG = RunConfig(training={"optimizer": "sgd"})
 SCHEMA = Schema(
     name="million",
     columns=(

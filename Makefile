@@ -30,7 +30,7 @@ test: $(STAMP)
 	$(BIN)/python -m pytest tests -m 'not slow and not compose' -n 2 --durations 15
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n 2 --durations 15
+	$(BIN)/python -m pytest -m slow -n 2 --durations 15 --verbose
 
 compose: $(STAMP)
 	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5

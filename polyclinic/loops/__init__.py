@@ -24,16 +24,34 @@ def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, A
 
     made = _again(function, bound)
     try:
-        return njit(signature, nogil=True, cache=True)(made)
+        return njit(signature, nogil=True, error_model="numpy", cache=True)(made)
     except (RuntimeError, OSError):  # nowhere to keep it, as in a container that is read-only
-        return njit(signature, nogil=True)(made)
+        return njit(signature, nogil=True, error_model="numpy")(made)
 
 
 def inlined(function: Callable[..., Any], bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
     """The function as part of those that ``compiled`` is told of; in the same module, whose changes numba looks at."""
     from numba import njit
 
-    return njit(forceinline=True)(_again(function, bound))
+    return njit(error_model="numpy", forceinline=True)(_again(function, bound))
+
+
+def casts() -> dict[str, Any]:
+    """For ``inlined``: ``_bits`` of a float32 as int32, ``_value`` of them."""
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    def cast(before: Any, after: Any, form: Any) -> Any:
+        def same_bits(_: Any, given: Any) -> Any:
+            return after(before), lambda context, builder, signature, given: builder.bitcast(given[0], form)
+
+        return intrinsic(same_bits)
+
+    return {
+        "_bits": cast(types.float32, types.int32, ir.IntType(32)),
+        "_value": cast(types.int32, types.float32, ir.FloatType()),
+    }
 
 
 def _again(function: Callable[..., Any], bound: Mapping[str, Any]) -> FunctionType:

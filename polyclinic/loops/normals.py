@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from polyclinic.loops import compiled, inlined
+from polyclinic.loops import casts, compiled, inlined
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 Words = npt.NDArray[np.uint64]
@@ -81,26 +81,11 @@ class _Loops(NamedTuple):
 
 @cache
 def _compiled() -> _Loops:
-    from llvmlite import ir
-    from numba import types
-    from numba.extending import intrinsic
-
-    def cast(before: Any, after: Any, form: Any) -> Any:
-        def same_bits(_: Any, given: Any) -> Any:
-            return after(before), lambda context, builder, signature, given: builder.bitcast(given[0], form)
-
-        return intrinsic(same_bits)
-
-    casts = {
-        "_int": i32,
-        "_uint": u32,
-        "_bits": cast(types.float32, types.int32, ir.IntType(32)),
-        "_value": cast(types.int32, types.float32, ir.FloatType()),
-    }
+    names = {"_int": i32, "_uint": u32, **casts()}
     words = {"_round": inlined(_round, {"_product": inlined(_product)})}
     inner = {
         "_fill_words": inlined(_fill_words, words),
-        "_fill_pairs": inlined(_fill_pairs, {"_pair": inlined(_pair, casts)}),
+        "_fill_pairs": inlined(_fill_pairs, {"_pair": inlined(_pair, names)}),
     }
     begin = "void(uint64, uint64, uint64, "
     return _Loops(

@@ -74,9 +74,10 @@ class UnreliableGrid(PassingGrid):
                 away.append(message)
         given = self._grid.send_and_receive([message for message, _ in asked.values()], timeout=timeout)
         counted: dict[int, int] = {}
-        replies = [
-            self._in_time(*asked.get(reply.metadata.src_node_id, (None, None)), reply, counted) for reply in given
-        ]
+        replies = []
+        for reply in given:
+            sent, round = asked.get(reply.metadata.src_node_id, (None, None))
+            replies.append(self._in_time(sent, round, reply, counted))
         return [*replies, *(_error(message, "could not be reached in this round (simulated)") for message in away)]
 
     def _in_time(self, message: Message | None, round: int | None, reply: Message, counted: dict[int, int]) -> Message:

@@ -7,7 +7,7 @@ every site takes longer than the training, so an array made here keeps its ndarr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -127,7 +127,7 @@ def records_of(content: RecordDict, kind: type[R]) -> list[tuple[str, R]]:
     return [(name, record) for name, record in content.__dict__["_data"].items() if _is_of(type(record), kind)]
 
 
-_is_of = lru_cache(issubclass)  # Flower's classes ask their registers each time
+_is_of: Callable[[type[Any], type[Any]], bool] = lru_cache(issubclass)  # Flower's classes ask their registers each time
 
 
 def size_of(content: RecordDict, counted: dict[int, int] | None = None) -> int:

@@ -257,7 +257,7 @@ def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainS
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(filled_rows(hospital, question.config.data.imputation)[0], question.scale),
+        rows=standardised(filled_rows(hospital, question.config.data.imputation), question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,

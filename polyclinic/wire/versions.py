@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from platform import platform, python_version
 
@@ -15,6 +16,11 @@ RECORDED = (*ENROLLED, "opacus", "ray", "numpy", "pandas", "scikit-learn", "pyda
 
 def versions(packages: tuple[str, ...] = ENROLLED) -> dict[str, str]:
     """The versions of Polyclinic, of Python and of those of ``packages`` that are installed, by name."""
+    return dict(_versions(packages))
+
+
+@lru_cache(maxsize=4)
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     installed = {"polyclinic": polyclinic.__version__, "python": python_version()}
     for package in packages:
         try:

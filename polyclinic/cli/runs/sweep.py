@@ -41,7 +41,13 @@ def sweep(
         bool,
         typer.Option("--same-split", help="All seeds hold out the same patients; without it, each seed draws its own."),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs at once, each in a process of its own; without it as many as there are cores, for each eight runs one.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run every combination of the values that -c lists: -c privacy.epsilon=0.5,1,3 -c strategy=fedavg,fedprox --seeds 20.

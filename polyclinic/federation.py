@@ -295,8 +295,8 @@ class Federation:
         return config
 
     def sweep(
-        self, *, seeds: int = 1, folds: int = 0, same_split: bool = False, jobs: int | None = None,
-        watch: Watch | None = None, **options: Any,
+        self, *, seeds: int = 1, folds: int = 0, same_split: bool = False, jobs: int = 1, watch: Watch | None = None,
+        **options: Any,
     ) -> pd.DataFrame:  # fmt: skip
         """Run each combination of the values that ``options`` list, and return a table with a row a run.
 
@@ -304,8 +304,8 @@ class Federation:
             seeds: Repetitions of each combination, whose seeds count up from ``seed``.
             folds: With 2 or more, each repetition is a run for each fold: every patient is held out in exactly one.
             same_split: All seeds hold out the same patients; otherwise each draws its own, unless ``split.seed`` is given.
-            jobs: Runs at once, each in a process of its own; 1 runs them in this process. None: as many as there are cores, but
-                one for each eight runs at most, and 1 where what they need lives in this process alone.
+            jobs: Runs at once, each in a process of its own; 1 runs them in this process. With more, a script must start its work
+                under ``if __name__ == "__main__"``.
             watch: Who watches.
             options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
                 tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
@@ -377,32 +377,24 @@ class Federation:
         return LocalGrid(_CLIENT, len(patients), config.flat(), _workers(config), patients)
 
 
-def run_sweep(runs: Sequence[Planned], jobs: int | None = None, watch: Watch | None = None) -> Sweep:
+def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None) -> Sweep:
     """Carry out planned runs as ``Federation.sweep`` does. Raises ConfigError before the first, where one is impossible."""
 
     def checked(config: RunConfig) -> None:
-        check_reach(config, jobs or 1)
+        check_reach(config, jobs)
         Federation(config).check()
 
     check(runs, checked)
     # By its delta, too, a run that finished is recognised.
     chosen = {id(run): settled(run.config) for run in in_order(runs)}
     runs = [replace(run, config=chosen[id(run)]) for run in runs]
-    return sweep(runs, _execute, jobs or _usual_jobs(runs), watch)
+    return sweep(runs, _execute, jobs, watch)
 
 
-def _usual_jobs(runs: Sequence[Planned]) -> int:
-    """As many as keep the cores busy, where each takes so many runs that its start does not count; one where runs cannot leave
-    this process."""
-    jobs = min(cores() // max(run.config.workers for run in runs), len(runs) // _RUNS_A_JOB)
-    if any(run.config.ray_address for run in runs):
-        return 1
-    try:
-        for config in {run.combination: run.config for run in runs}.values():
-            check_reach(config, max(jobs, 1))
-    except ConfigError:
-        return 1
-    return max(jobs, 1)
+def usual_jobs(runs: Sequence[Planned]) -> int:
+    """As many as keep the cores busy, where each takes so many runs that its start does not count."""
+    busy = max(cores() if run.config.ray_address else run.config.workers for run in runs)
+    return max(min(cores() // busy, len(runs) // _RUNS_A_JOB), 1)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from platform import platform, python_version
@@ -14,13 +15,9 @@ ENROLLED = ("flwr", "torch", "dp-accounting")
 RECORDED = (*ENROLLED, "opacus", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
 
 
-def versions(packages: tuple[str, ...] = ENROLLED) -> dict[str, str]:
-    """The versions of Polyclinic, of Python and of those of ``packages`` that are installed, by name."""
-    return dict(_versions(packages))
-
-
 @lru_cache(maxsize=4)
-def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+def versions(packages: tuple[str, ...] = ENROLLED) -> Mapping[str, str]:
+    """The versions of Polyclinic, of Python and of those of ``packages`` that are installed, by name."""
     installed = {"polyclinic": polyclinic.__version__, "python": python_version()}
     for package in packages:
         try:
@@ -32,7 +29,7 @@ def _versions(packages: tuple[str, ...]) -> dict[str, str]:
 
 def recorded_versions() -> dict[str, str]:
     """What a run's folder records of the machine that coordinates the run."""
-    return versions(RECORDED) | {"platform": platform()}
+    return {**versions(RECORDED), "platform": platform()}
 
 
 def version_conflict(hospital: str, coordinator: str) -> str | None:

@@ -196,7 +196,10 @@ class Schema(Declared):
 
     def __copy__(self) -> Self:
         """Without what follows from the columns, of which ``model_copy`` may make others."""
-        return self.model_construct(self.model_fields_set, **{name: getattr(self, name) for name in type(self).model_fields})
+        copied = super().__copy__()
+        for name in ("features", "labels", "_digest"):
+            copied.__dict__.pop(name, None)
+        return copied
 
     def _with_role(self, role: str) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.role == role)

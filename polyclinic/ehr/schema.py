@@ -194,6 +194,13 @@ class Schema(Declared):
             check_rules(self.rules, self.columns)
         return self
 
+    def __copy__(self) -> Self:
+        """Without what follows from the columns, of which ``model_copy`` may make others."""
+        copied = super().__copy__()
+        for name in ("features", "labels", "_digest"):
+            copied.__dict__.pop(name, None)
+        return copied
+
     def _with_role(self, role: str) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.role == role)
 

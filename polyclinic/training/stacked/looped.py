@@ -6,10 +6,14 @@ clipping would lose digits, is computed as without them.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from functools import partial
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.loops import normals
 from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Table
 from polyclinic.training.stacked.clip_factors import longest_factor
@@ -18,8 +22,8 @@ from polyclinic.training.task import TrainSettings
 from polyclinic.types import Bools, Ints, Reals
 
 _AFTER: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}  # as in ``loops.perceptron``
-# Models and gradients of hospitals that go through a step together stay in a core's own cache.
-_CACHE = 1 << 20
+# What a step of the hospitals that take it together reads and writes stays in the processor's cache.
+_CACHE = 1 << 22
 
 
 def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Ints | None:
@@ -71,3 +75,17 @@ def looped_sums(
         max_norm or 0.0, longest, out.numpy(), losses, left,
     )  # fmt: skip
     return out, losses, left
+
+
+def looped_noise(
+    places: Sequence[tuple[int, int]], steps: int, parameters: int, scale: float
+) -> list[Callable[[Tensor], None]]:
+    """What adds each step's noise to (S, P) sums in place, drawn from these keys and words of the sites' streams on."""
+    keys = np.array([[key & (2**64 - 1), key >> 64] for key, _ in places], dtype=np.uint64)
+    at = np.array([word for _, word in places], dtype=np.uint64)
+    width = (parameters + 1) // 2
+
+    def add(step: int, gradient: Tensor) -> None:
+        normals.add_normal(keys, at + np.uint64(step * width), scale, gradient.numpy())
+
+    return [partial(add, step) for step in range(steps)]

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,7 +24,7 @@ from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.looped import looped, looped_sums, sites_at_once, takes
+from polyclinic.training.stacked.looped import looped, looped_noise, looped_sums, sites_at_once, takes
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Builder, Ints, Reals
@@ -139,17 +140,16 @@ class _Stacked(TrainedSites):
         self._table = build_table(work, self.model.dtype, settings.device)
         self._loops = loops if loops is not None and takes(self._table, loops) else None
 
-    def _begin(self, running: Running) -> Iterator[tuple[Bools, Tensor | None]]:
-        return _draws(running, self.work, self.model.shape[1], self.model.dtype, self._memory_limit)
+    def _begin(self, running: Running) -> Iterator[tuple[Bools, AddNoise]]:
+        return _draws(running, self.work, self.model, self._memory_limit, self._loops is not None)
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
-        chosen, noise = next(running.state)
+        chosen, add_noise = next(running.state)
         if self._loops is None or penalty is not None:
             gradient, loss = self._of_batches(models, self._table, chosen, penalty)
         else:
             gradient, loss = self._of_loops(self._loops, models, chosen)
-        if noise is not None:
-            gradient.add_(noise.to(gradient.device), alpha=running.settings.noise_scale)
+        add_noise(gradient)
         sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
         return gradient, loss, sampled
 
@@ -175,24 +175,38 @@ class _Stacked(TrainedSites):
         return gradient, losses
 
 
+#: Adds a step's noise to the (S, P) sums of gradients, in place.
+AddNoise = Callable[[Tensor], object]
+
+
 def _draws(
-    running: Running, work: Sequence[SiteWork], parameters: int, dtype: torch.dtype, memory_limit: int
-) -> Iterator[tuple[Bools, Tensor | None]]:
-    """For each step, which patients it samples, (patients of all sites,), and its noise of unit scale, (S, P) or None."""
+    running: Running, work: Sequence[SiteWork], like: Tensor, memory_limit: int, in_loops: bool
+) -> Iterator[tuple[Bools, AddNoise]]:
+    """For each step, which patients it samples, (patients of all sites,), and what adds its noise; like: (S, P) models."""
     draws, noisy = running.draws, running.settings.noise_multiplier is not None
-    held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
+    held = sum(site.rows.patients for site in work) + noisy * like.numel()
     at_once = max(1, memory_limit // (8 * held + 1))
     for begin in range(0, running.settings.local_steps, at_once):
         steps = min(at_once, running.settings.local_steps - begin)
         chosen = np.concatenate([site.batches(steps) for site in draws], axis=1)
-        noise = _noise(draws, steps, parameters, dtype) if noisy else None
-        for step in range(steps):
-            yield chosen[step], None if noise is None else noise[step]
+        add_noise = _noise(draws, steps, like, running.settings.noise_scale, in_loops) if noisy else [_nothing] * steps
+        yield from zip(chosen, add_noise, strict=True)
 
 
-def _noise(draws: Sequence[Draws], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
-    """(steps, S, P) noise of unit scale, each site's from its own stream."""
-    noise = torch.empty(steps, len(draws), parameters, dtype=dtype, device="cpu")
+def _nothing(gradient: Tensor) -> None:
+    """Without privacy there is no noise."""
+
+
+def _noise(draws: Sequence[Draws], steps: int, like: Tensor, scale: float, in_loops: bool) -> Sequence[AddNoise]:
+    """What adds ``scale`` times each of the next steps' noise, each site's from its own stream."""
+    places = [site.place(steps) for site in draws] if in_loops else [None]
+    if None not in places:
+        return looped_noise(cast(list[tuple[int, int]], places), steps, like.shape[1], scale)
+    noise = torch.empty(steps, *like.shape, dtype=like.dtype, device="cpu")
     for index, site in enumerate(draws):
         noise[:, index] = torch.from_numpy(site.noise(steps))
-    return noise
+    return [partial(_add, noise[step], scale) for step in range(steps)]
+
+
+def _add(noise: Tensor, scale: float, gradient: Tensor) -> None:
+    gradient.add_(noise.to(gradient.device), alpha=scale)

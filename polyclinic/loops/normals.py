@@ -51,7 +51,7 @@ def add_normal(keys: Words, at: Words, scale: float, out: npt.NDArray[np.float32
 
     keys: (n, 2), the lower and the upper half of each row's key.
     """
-    _compiled().add_normal(keys, at, f32(scale), out)
+    load().add_normal(keys, at, f32(scale), out)
 
 
 def uniform(key: int, at: int, out: npt.NDArray[np.float64]) -> int:
@@ -79,7 +79,7 @@ def _loops(draws: int) -> _Loops | None:
         _drawn += draws
         if _drawn < _PAYS:
             return None
-    return _compiled()
+    return load()
 
 
 class _Loops(NamedTuple):
@@ -89,7 +89,8 @@ class _Loops(NamedTuple):
 
 
 @cache
-def _compiled() -> _Loops:
+def load() -> _Loops:
+    """The compiled form, which all later draws of the process take."""
     names = {"_int": i32, "_uint": u32, **casts()}
     words = {"_round": inlined(_round, {"_product": inlined(_product)})}
     inner = {

@@ -7,7 +7,7 @@ is contacted, so a wrong key or an impossible value costs no privacy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -283,19 +283,6 @@ class RunConfig(Keys):
     def decided(self) -> str:
         """The digest of ``decisive``, which tells apart what comes out."""
         return digest(self.decisive())
-
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> RunConfig:
-        copied = super().model_copy(update=update, deep=deep)
-        return copied._without(copied.__dict__.keys() - type(self).model_fields.keys())
-
-    def __setstate__(self, state: dict[Any, Any]) -> None:
-        super().__setstate__(state)
-        self._without({"_hash"})  # of texts it is another in every process
-
-    def _without(self, computed: Collection[str]) -> RunConfig:
-        for name in computed:
-            self.__dict__.pop(name, None)
-        return self
 
     @property
     def widths(self) -> tuple[int, ...]:

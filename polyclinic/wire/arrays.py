@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -127,7 +127,8 @@ def records_of(content: RecordDict, kind: type[R]) -> list[tuple[str, R]]:
     return [(name, record) for name, record in content.__dict__["_data"].items() if _is_of(type(record), kind)]
 
 
-_is_of: Callable[[type[Any], type[Any]], bool] = lru_cache(issubclass)  # Flower's classes ask their registers each time
+# Flower's classes ask their registers each time.
+_is_of = cast(Callable[[type[Any], type[Any]], bool], lru_cache(issubclass))
 
 
 def size_of(content: RecordDict, counted: dict[int, int] | None = None) -> int:

@@ -100,7 +100,7 @@ class Ledger:
         path = Path(path)
         if not path.exists():
             create(path)
-        with connection(path) as db:
+        with connection(path, durable=alone) as db:
             known = {found.site: found for found in terms_in(db)}
         wrong = [name for name in known if name != terms[0].site] if alone else []
         if wrong:

@@ -22,8 +22,9 @@ PAGES = {
     "engine": "engine.md#speed", "simulate": "flower.md", "critics": "engine.md#speed", "flows": "flows/flows.md",
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
-    "utility": "privacy/choosing.md", "imports": "architecture.md",
+    "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
 }  # fmt: skip
+PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]
 
 
@@ -94,6 +95,10 @@ def rows() -> Iterator[Row]:
     yield f"{what}: size", "", f"{megabytes:.2f} MB", "", "", f"≤ {size / 1e6:g} MB", page["report"]["bytes"] <= size
     for row in read("anonymity")["rows"]:
         yield f"{row['what']}, 100,000 rows", "", seconds(row["seconds"]), "", "", f"≤ {row['limit']:g} s", row["met"]
+    for row in read("sweeps")["rows"] if "sweeps" in PAGES else ():
+        what = f"sweep of {row['runs']} runs, {row['what']}, {row['rounds']} rounds, {row['jobs']} jobs"
+        times = seconds(row["seconds"]), seconds(row["alone_seconds"]), f"{row['ratio']:.3g}x"
+        yield what, "`polyclinic run` once for each", *times, f"≥ {row['goal']:g}x", row["met"]
     for row in read("imports")["rows"]:
         times = seconds(row["seconds"]), seconds(row["theirs_seconds"]), f"{row['ratio']:.3g}x"
         limit = row["limit"]

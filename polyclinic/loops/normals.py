@@ -46,6 +46,14 @@ def normal(key: int, at: int, out: npt.NDArray[np.float32]) -> int:
     return at + len(out) * width
 
 
+def add_normal(keys: Words, at: Words, scale: float, out: npt.NDArray[np.float32]) -> None:
+    """Add ``scale`` times normal draws to ``out`` (n, k), contiguous: to row i as ``normal`` draws it from ``at[i]``, (n,), on.
+
+    keys: (n, 2), the lower and the upper half of each row's key.
+    """
+    load().add_normal(keys, at, f32(scale), out)
+
+
 def uniform(key: int, at: int, out: npt.NDArray[np.float64]) -> int:
     """Fill ``out`` (n,) with multiples of 2^-53 in [0, 1), one a word; the word after them."""
     if loops := _loops(out.size):
@@ -71,16 +79,18 @@ def _loops(draws: int) -> _Loops | None:
         _drawn += draws
         if _drawn < _PAYS:
             return None
-    return _compiled()
+    return load()
 
 
 class _Loops(NamedTuple):
     normal: Callable[..., None]
     uniform: Callable[..., None]
+    add_normal: Callable[..., None]
 
 
 @cache
-def _compiled() -> _Loops:
+def load() -> _Loops:
+    """The compiled form, which all later draws of the process take."""
     names = {"_int": i32, "_uint": u32, **casts()}
     words = {"_round": inlined(_round, {"_product": inlined(_product)})}
     inner = {
@@ -89,7 +99,9 @@ def _compiled() -> _Loops:
     }
     begin = "void(uint64, uint64, uint64, "
     return _Loops(
-        compiled(_normal, begin + "float32[:, ::1])", inner), compiled(_uniform, begin + "float64[::1])", inner)
+        compiled(_normal, begin + "float32[:, ::1])", inner),
+        compiled(_uniform, begin + "float64[::1])", inner),
+        compiled(_add_normal, "void(uint64[:, ::1], uint64[::1], float32, float32[:, ::1])", inner),
     )
 
 
@@ -113,6 +125,23 @@ def _normal(key: np.uint64, other: np.uint64, at: np.uint64, out: npt.NDArray[np
                 flat[row * size + size - 1] = last[0]
             done += some
             at += u64(some)
+
+
+def _add_normal(keys: Words, at: Words, scale: np.float32, out: npt.NDArray[np.float32]) -> None:
+    words, pairs = np.empty(_PIECE, dtype=np.uint64), np.empty(2 * _PIECE, dtype=np.float32)
+    size = out.shape[1]
+    for row in range(len(out)):
+        line, place, done = out[row], at[row], 0
+        while done < size:
+            skip = int(place % u64(4))
+            some = min((size - done + 1) // 2, _PIECE - skip)
+            _fill_words(keys[row, 0], keys[row, 1], place // u64(4), words[: (skip + some + 3) // 4 * 4])
+            _fill_pairs(words[skip : skip + some], pairs[: 2 * some])
+            part = line[done : done + 2 * some]
+            for i in range(len(part)):
+                part[i] += scale * pairs[i]
+            done += 2 * some
+            place += u64(some)
 
 
 def _uniform(key: np.uint64, other: np.uint64, at: np.uint64, out: npt.NDArray[np.float64]) -> None:

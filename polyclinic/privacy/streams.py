@@ -45,6 +45,10 @@ class _Keyed:
     def _key(self) -> int:
         return int.from_bytes(_digest(*self._of), "little")
 
+    def take(self, words: int) -> tuple[int, int]:
+        self._at += words
+        return self._key, self._at - words
+
     def uniform(self, size: Size) -> Reals:
         from polyclinic.loops import normals  # here, as a real hospital has no keyed streams
 
@@ -102,6 +106,13 @@ def keyed_stream(seed: int, *key: str | int) -> Stream:
 def generator(seed: int, *key: str | int) -> np.random.Generator:
     """A reproducible NumPy generator (Philox) for draws that need no privacy, such as partitions and cohorts."""
     return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(seed, key), "little")))
+
+
+def taken(stream: Stream, words: int) -> tuple[int, int] | None:
+    """The key of a keyed stream and which of its words is next, for who draws the next ``words`` without it; None of another."""
+    if not isinstance(stream, _Keyed):
+        return None
+    return stream.take(words)
 
 
 def torch_seed(seed: int, *key: str | int) -> int:

@@ -23,7 +23,7 @@ def in_numpy(monkeypatch: pytest.MonkeyPatch, draw: object, key: int, at: int, o
 @given(KEYS, st.integers(0, 2**62), st.integers(0, 5), st.integers(0, 3000))
 @settings(max_examples=60)
 def test_the_compiled_draws_are_those_of_numpy_bit_for_bit(key: int, at: int, rows: int, size: int) -> None:
-    normals._compiled()  # which imports numba, so that draws take it
+    normals.load()  # which imports numba, so that draws take it
     out, alike = np.full((rows, size), np.nan, dtype=np.float32), np.full((rows, size), np.nan, dtype=np.float32)
     flat, too = np.full(rows * size, np.nan), np.full(rows * size, np.nan)
     with pytest.MonkeyPatch().context() as patched:
@@ -34,6 +34,19 @@ def test_the_compiled_draws_are_those_of_numpy_bit_for_bit(key: int, at: int, ro
         )
     assert np.array_equal(out.view(np.int32), alike.view(np.int32)) and np.array_equal(flat, too)
     assert np.isfinite(out).all() and (flat >= 0).all() and (flat < 1).all()
+
+
+@given(KEYS, st.integers(0, 2**62), st.integers(1, 3000))
+@settings(max_examples=30)
+def test_draws_that_are_added_are_those_of_the_stream(key: int, at: int, size: int) -> None:
+    normals.load()
+    places, rows = [(key, at), (key // 3, at + 5)], np.zeros((2, size), dtype=np.float32)
+    halves = np.array([[one & (2**64 - 1), one >> 64] for one, _ in places], dtype=np.uint64)
+    normals.add_normal(halves, np.array([at, at + 5], dtype=np.uint64), 2.0, rows)
+    for row, (one, begin) in zip(rows, places, strict=True):
+        out = np.empty((1, size), dtype=np.float32)
+        normals.normal(one, begin, out)
+        assert np.array_equal(row, 2 * out[0])
 
 
 @given(KEYS, st.integers(0, 5000), st.integers(1, 3000))

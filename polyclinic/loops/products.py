@@ -25,12 +25,14 @@ def padded(size: int) -> int:
     return (size + 15) // 16 * 16
 
 
-def product() -> Any:
-    """``_product``, for ``inlined`` functions."""
+def product(lanes: int = 0) -> Any:
+    """``_product``, for ``inlined`` functions, of so many ``lanes`` at once; 0: as many as the processor's registers have.
+
+    The numbers do not depend on it.
+    """
     from llvmlite import binding
 
-    # As wide as its registers are; the numbers do not depend on it.
-    lanes = 16 if binding.get_host_cpu_features().get("avx512f") else 8
+    lanes = lanes or (16 if binding.get_host_cpu_features().get("avx512f") else 8)
     tiles: Mapping[str, Any] = {
         f"_{name}": _tile(rows, columns, lanes)
         for name, rows, columns in (("block", 4, 4), ("line", 1, 4), ("column", 4, 1), ("cell", 1, 1))

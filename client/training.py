@@ -257,7 +257,7 @@ def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainS
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(filled_rows(hospital, question.config.data.imputation)[0], question.scale),
+        rows=standardised(filled_rows(hospital, question.config.data.imputation), question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
@@ -372,8 +372,11 @@ def join(
         mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
     replies[joined[0]][key] = to_record(mean)
     _record_of(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
+    size = sum(
+        value.nbytes for value in uploads[joined[0]].values()
+    )  # of uploads that were asked for together, of each
     for index in joined:
-        _record_of(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+        _record_of(replies[index])[MERGED] = size
 
 
 def _record_of(reply: RecordDict) -> ConfigRecord:

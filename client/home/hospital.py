@@ -152,7 +152,7 @@ class Hospital:
 
     @cached_property
     def _shard(self) -> Shard:
-        patients = self.records.own.shard(self.site).train.patients
+        patients = self.records.own.shard(self.site).trained_on
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
@@ -199,12 +199,12 @@ def filled_by(hospital: Hospital, imputation: str) -> str:
     return imputer.digest if imputer else hospital.schema.digest() if imputation == "constant" else ""
 
 
-def filled_rows(hospital: Hospital, imputation: str) -> tuple[Rows, Rows]:
-    """The hospital's training and held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
-    imputer = own_imputer(hospital, imputation)
-    if imputation in ("mean", "indicator"):
-        return imputed(hospital.shard(), imputation)
-    return _filled_rows(hospital.shard(), imputation, imputer, hospital.seed or 0)
+def filled_rows(hospital: Hospital, imputation: str, held_out: bool = False) -> Rows:
+    """The hospital's training or held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
+    imputer, shard = own_imputer(hospital, imputation), hospital.shard()
+    if imputation in ("mean", "indicator"):  # what is missing stays so, and the other side need not be copied
+        return shard.test if held_out else shard.train
+    return _filled_rows(shard, imputation, imputer, hospital.seed or 0)[held_out]
 
 
 @lru_cache(maxsize=256)

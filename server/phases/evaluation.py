@@ -75,9 +75,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         if "predictions" in reply.content:
             record = reply.content.pop("predictions")
             try:
-                # A simulated hospital's metrics are of these very rows, which so make sense.
-                checked = None if site.simulated else by
-                state.predictions[site.name] = _predictions(record, run.program.objective(site.schema), checked)
+                state.predictions[site.name] = _predictions(record, run.program.objective(site.schema), by)
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
@@ -131,9 +129,10 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
 
 def _note_costs(run: Run, state: RunState, exchange: Exchange, request: str) -> None:
     """Note what private metrics cost each real hospital, unless it refused or withheld them."""
-    withheld = [site for site, reply in exchange.replies if COUNTS not in reply.content]
+    refused = {site.index for site, reply in exchange.replies if COUNTS not in reply.content}
+    refused |= {site.index for site in exchange.refusals}
     for site in [site for site, _ in (*exchange.replies, *exchange.dropped)]:
-        if site in withheld or site in exchange.refusals:
+        if site.index in refused:
             for account in _accounts(state, site.name):
                 account.refuse(request)
         else:
@@ -212,8 +211,8 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message, 
     return state.score_counts[site.name].values()
 
 
-def _predictions(record: object, objective: Objective, by: Judge | None) -> Predictions:
-    """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense, by the metrics of ``by`` too."""
+def _predictions(record: object, objective: Objective, by: Judge) -> Predictions:
+    """What a hospital told of its held-out rows. Raises PolyclinicError if it makes no sense."""
     try:
         if not isinstance(record, ArrayRecord):
             raise TypeError("no arrays")
@@ -228,8 +227,7 @@ def _predictions(record: object, objective: Objective, by: Judge | None) -> Pred
             raise ValueError("the shapes do not fit")
         if not np.isfinite(labels).all():
             raise ValueError("a label is not finite")
-        if by:
-            by.exact(labels, scores)
+        by.exact(labels, scores)
     except (KeyError, TypeError, ValueError, PolyclinicError):
         raise PolyclinicError("its predictions of held-out patients cannot be read") from None
     return Predictions(labels, scores, patient, group)

@@ -109,12 +109,8 @@ def one_process(
     It is no fork of this process, whose threads, torch's and Ray's, do not survive one: it is a fork of one that only imports.
     """
     begin(imported_once, folder)
-    return ProcessPoolExecutor(
-        1,
-        multiprocessing.get_context("forkserver"),
-        initializer=_begin_worker,
-        initargs=(dict(os.environ), gpu, threads),
-    )
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(dict(os.environ), gpu, threads))
 
 
 def _begin_worker(environment: Mapping[str, str], gpu: int | None, threads: int) -> None:

@@ -34,5 +34,16 @@ def test_it_draws_once_elsewhere_or_leaves_it_to_the_run(folder: str, said: str)
     assert (done.returncode, done.stdout.strip()) == (0, said), done.stderr
 
 
+def test_a_run_that_fails_ends_it_without_a_word() -> None:
+    code = """
+import signal
+from polyclinic.evaluation.report import artist
+signal.signal(signal.SIGTERM, signal.default_int_handler)  # as the command line has it
+artist.stand_by(dict, dict)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
 def test_nobody_stands_by_unless_asked() -> None:
     assert artist.ask(Path("there"))() is None

@@ -53,6 +53,7 @@ def ask(folder: Path) -> Callable[[], Any]:
 
 
 def _work(draw: Draw, others: Draw, theirs: Connection, line: Connection) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a run that fails ends it
     theirs.close()  # so that the line ends with the run's process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run to answer
     from matplotlib.backends import backend_agg, backend_svg  # noqa: F401 - this is what it gets ready with

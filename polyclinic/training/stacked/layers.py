@@ -53,18 +53,6 @@ class Affine:
         return flat[:, start : start + self.outputs]
 
 
-@dataclass(frozen=True, eq=False)
-class LayerRows:
-    """A layer's input (S, B, inputs) and the loss' gradient at its output (S, B, outputs).
-
-    Of a convolution with L positions: (S, B, L, inputs), the patches, and (S, B, L, outputs).
-    """
-
-    layer: Affine
-    input: Tensor
-    output: Tensor
-
-
 Pair = tuple[int, int]
 
 

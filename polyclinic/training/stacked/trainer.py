@@ -66,7 +66,7 @@ def _train(
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     groups = group_sites(work, settings.sample_rate, row_bytes, held)
-    if settings.apart or (draws and engine != "linear"):
+    if settings.apart or (draws and engine == "functional"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, part // (row_bytes * len(group)))

@@ -1,6 +1,6 @@
 """Models that users bring, made-up patients for them, and our training of them at many hospitals.
 
-``python -m benchmarks.common.brought NAME --sites S --rounds R [--dp]`` prints one JSON object: the processor's seconds of each
+``python -m benchmarks.common.brought NAME --sites S --rounds R [--way plain]`` prints one JSON object: the processor's seconds of each
 round of all hospitals.
 """
 
@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+import warnings
 from collections.abc import Callable
 from functools import partial
 
@@ -17,7 +18,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from benchmarks.common.tables import BATCH, CLIP, LEARNING_RATE, NOISE, PATIENTS, RATE
+from benchmarks.common.tables import CLIP, LEARNING_RATE, NOISE, PATIENTS, RATE
 from polyclinic.ehr.encoding import feature_slices
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
@@ -74,7 +75,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "gru": (partial(gru, width(VISITS), 2, VISITS, (32,)), width(VISITS)),
     "transformer": (partial(transformer, width(VISITS), 2, VISITS, (32,)), width(VISITS)),
     "cnn": (cnn, SIDE * SIDE),
-    "wide mlp": (wide_mlp, 64),
+    "wide-mlp": (wide_mlp, 64),
 }
 
 
@@ -114,6 +115,7 @@ def command(measured: Callable[[str, int, int, str], list[float]], ways: tuple[s
     parser.add_argument("--sites", type=int, default=50)
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
+    warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     found = measured(given.name, given.sites, given.rounds, given.way)
     sys.stdout.write(json.dumps({"seconds": found}) + "\n")

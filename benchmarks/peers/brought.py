@@ -7,7 +7,6 @@ layer's norm has a closed form, and goes back twice (Li et al. 2022, arXiv:2110.
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import torch
@@ -59,5 +58,4 @@ def measured(name: str, sites: int, rounds: int, mode: str) -> list[float]:
 
 
 if __name__ == "__main__":
-    warnings.filterwarnings("ignore")
     command(measured, MODES)

@@ -135,6 +135,19 @@ def layered_sums(
     return clipped_sums(passing.parts(), passing.theta, batch, max_norm), losses.detach()
 
 
+def held_by_layers(found: Layered, features: int) -> int:
+    """How many numbers a row of ``features`` takes in what the layers take and give, and in gradients that are built."""
+    flat = torch.cat([p.detach().flatten() for p in found.module.parameters()])[None]
+    x, one = flat.new_zeros(1, 1, features), flat.new_ones(1, 1)
+    passing = _Pass(found, flat, Batch(x, one, one, one, 1, True), Masks([0]))
+    with torch.enable_grad(), passing.inside():
+        torch.autograd.grad(found.module(x[0]).sum(), passing.anchor, allow_unused=True)
+    layers = sum(
+        value.numel() for calls in passing.seen.values() for given, gradient in calls for value in (*given, gradient)
+    )
+    return layers + sum(2 * layer.numbers for layer in found.layers.values() if isinstance(layer, Whole))
+
+
 class _Pass:
     """A pass of S sites' rows through a module and back."""
 
@@ -170,7 +183,7 @@ class _Pass:
             )
 
         def whole(*given: Tensor) -> Tensor:
-            rows = tuple(x.unflatten(0, (self.sites, -1)) for x in given)
+            rows = tuple(x.reshape(self.sites, -1, *x.shape[1:]) for x in given)
             made = vmap(layer)(self.theta[:, layer.start : layer.start + layer.numbers], *rows)
             return _applied(_Noted, made.flatten(0, 1), self, layer, *(x.detach() for x in rows))
 
@@ -181,7 +194,7 @@ class _Pass:
 
         def drop(x: Tensor) -> Tensor:
             assert self.masks is not None
-            like = x.detach().unflatten(0, (self.sites, self.width))
+            like = x.detach().reshape(self.sites, self.width, *x.shape[1:])
             return x * self.masks.mask(next(calls), rate, like, self.batch.weight > 0).view_as(x)
 
         return drop
@@ -211,7 +224,7 @@ class _Pass:
             return found
 
         flat = self.theta[:, layer.start : layer.start + layer.numbers]
-        rows = [x.unflatten(1, (self.width, -1)) for x in (gradient, *given)]
+        rows = [x.reshape(self.sites, self.width, -1, *x.shape[2:]) for x in (gradient, *given)]
         return vmap(vmap(of_row, in_dims=(None, *[0] * len(rows))))(flat, *rows)
 
 
@@ -247,7 +260,7 @@ class _Scaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, anchor: Tensor, passing: _Pass, layer: Scaled) -> Tensor:
         size = layer.numbers // (1 + layer.bias)
-        weight = passing.theta[:, None, layer.start : layer.start + layer.numbers].split(size, -1)
+        weight = torch.split(passing.theta[:, None, layer.start : layer.start + layer.numbers], size, -1)
         value = x.reshape(passing.sites, -1, size)
         ctx.passing, ctx.layer = passing, layer
         ctx.save_for_backward(value)
@@ -276,7 +289,7 @@ class _Noted(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        gradient = gradients[0].unflatten(0, (ctx.passing.sites, -1))
+        gradient = gradients[0].reshape(ctx.passing.sites, -1, *gradients[0].shape[1:])
         ctx.passing.seen.setdefault(ctx.layer.start, []).append((ctx.given, gradient))
         return gradients[0], None, None, None, *[None] * len(ctx.given)
 

@@ -28,7 +28,7 @@ from polyclinic.training.stacked.products import rows_product
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 # Without parameters, a row at a time; beside each, how many dimensions a row has before and after it.
 _RESHAPING: dict[type[nn.Module], tuple[int, int]] = {
-    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
+    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), nn.MaxPool2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
 }  # fmt: skip
 ROW_BY_ROW = (*_RESHAPING, nn.Flatten)
 

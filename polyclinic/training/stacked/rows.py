@@ -40,20 +40,23 @@ class LayerRows:
 
         The norms at positions are added up: at least the norm of their sum. apart: each of the S bit for bit by itself.
         """
+        if self.positions:
+            length, output = (torch.linalg.vector_norm(value, dim=-1) for value in (self.input, self.output))
+            rows = (output * (length.square() + 1).sqrt() if self.layer.bias else output * length).sum(-1)
+            return rows.square(), length.amax(-1).square()
         length = torch.linalg.vecdot(self.input, self.input)
         output = torch.linalg.vecdot(self.output, self.output)
         if isinstance(self.layer, Masked):
             square, mask = self.output.square(), self.layer.mask
             kept = rows_product(square, mask[None]) if apart else square @ mask
             return torch.linalg.vecdot(kept, self.input.square()) + output, length
-        squares = output * (length + 1 if self.layer.bias else length)
-        return (squares.sqrt().sum(-1).square(), length.amax(-1)) if self.positions else (squares, length)
+        return output * (length + 1 if self.layer.bias else length), length
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
         """(K,) squared norms of gradients summed over the rows at ``index``, (K, R), that are ``there``; None: of each row."""
         a, g = (_gathered(value, index, there) for value in (self.input, self.output))
         layer, weights = self.layer, self.layer.mask if isinstance(self.layer, Masked) else None
-        cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
+        cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) <= layer.inputs * layer.outputs
         # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.
         if weights is None and cheaper and a.dtype != torch.float64:
             a, g = a.double(), g.double()

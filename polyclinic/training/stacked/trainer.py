@@ -21,6 +21,7 @@ from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
+from polyclinic.training.stacked.layered import Layered, held_by_layers, layered
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
@@ -107,13 +108,15 @@ def _row_bytes(module: nn.Module, engine: Engine, private: bool, features: int) 
     """What one row of a batch holds at most: its gradient, built and added up; or the inputs and outputs of layers."""
     sizes = [p.numel() for p in module.parameters() if p.requires_grad]
     widths = sum(sum(p.shape) for p in module.parameters() if p.dim() == 2)
-    layers = plan(module) if engine == "linear" else ""
     if engine == "functional" and private:
         numbers = 2 * sum(sizes)
     else:
-        numbers = 4 * (
-            widths if isinstance(layers, str) else max(widths, held_by_pictures(layers, sum(sizes), features))
-        )
+        layers = plan(module) if engine == "linear" else layered(module) if engine == "layered" else ""
+        if isinstance(layers, Layered):
+            widths = held_by_layers(layers, features)
+        elif not isinstance(layers, str):
+            widths = max(widths, held_by_pictures(layers, sum(sizes), features))
+        numbers = 4 * widths
     return max(1, numbers) * next(module.parameters()).element_size()
 
 

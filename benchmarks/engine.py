@@ -1,7 +1,8 @@
 """How fast the engine is beside its peers: ``python -m benchmarks.engine [--quick] [--json]``.
 
 The full benchmark writes benchmarks/results/engine.json and, from it, the table and the plot of docs/engine.md. With
-``--quick`` or ``--only`` it prints, and writes no file but the one that ``--out`` names.
+``--quick`` or ``--only`` it prints, and writes no file but the one that ``--out`` names. Before a row that is written it waits
+up to a minute until other work takes few enough cores (``machine.MOST_BUSY``), and refuses to measure it beside more.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from benchmarks.common.machine import SAME, machine
+from benchmarks.common.machine import SAME, Busy, machine, quiet
 from benchmarks.common.plan import NAMES, full, quick
 from benchmarks.common.probes import ROOT, Probe, Sample, run
-from benchmarks.common.report import seconds, table, write_plot, write_section
+from benchmarks.common.report import TITLES, seconds, table, write_plot, write_section
 from benchmarks.common.rows import Row, measure
 
 RESULT = ROOT / "benchmarks" / "results" / "engine.json"
@@ -27,7 +28,7 @@ PAGE = ROOT / "docs" / "engine.md"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 done, 1 a command failed (its row says so), 2 wrong arguments."""
+    """0 done, 1 a command failed (its row says so), 2 wrong arguments, 3 other work would be measured too."""
     given = _parser().parse_args(arguments)
     names = tuple(given.only or NAMES)
     committed = not (given.quick or given.only)
@@ -41,9 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if differs := [key for key in SAME if before["machine"].get(key) != result["machine"][key]]:
             return _wrong(f"The result to resume was measured with another {', '.join(differs)}.")
         result["rows"] = [row for row in before["rows"] if not (given.only and row["against"] in names)]
-    _say(f"load {result['machine']['load']} on {result['machine']['cores']} cores; other work disturbs the figures")
     rows = (quick if given.quick else full)(names)
-    _measure_all(rows, result, cache(run) if given.quick else run, out)
+    try:
+        _measure_all(rows, result, cache(run) if given.quick else run, out)
+    except Busy as refusal:
+        _say(str(refusal))
+        return 3
     if out is not None:
         _write(out, result)
         _partial(out).unlink(missing_ok=True)
@@ -58,14 +62,15 @@ def _measure_all(rows: Sequence[Row], result: dict[str, Any], run: Callable[[Pro
     """Measure the rows that ``result`` lacks, and write what there is after each."""
     have = {(row["against"], row["sites"], row["dp"]) for row in result["rows"] if not row.get("failed")}
     result["rows"] = [row for row in result["rows"] if not row.get("failed")]
-    order = {name: place for place, name in enumerate(NAMES)}
+    order = {name: place for place, name in enumerate(TITLES)}
     for number, row in enumerate(rows, start=1):
         head = f"[{number}/{len(rows)}] {row.against}, {row.sites} sites, {'DP' if row.dp else 'no DP'}"
         if row.key in have:
             _say(f"{head}: kept")
             continue
+        load = quiet() if out is not None else None
         began = time.perf_counter()
-        found = measure(row, run, result["machine"]["commit"])
+        found = measure(row, run, result["machine"]["commit"]) | {"busy_cores": load}
         result["rows"] = sorted([*result["rows"], found], key=lambda r: (order[r["against"]], r["sites"], not r["dp"]))
         if out is not None:
             _write(_partial(out), result)

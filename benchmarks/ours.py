@@ -45,12 +45,15 @@ def peak_bytes() -> int:
     return kilobytes * (1 if sys.platform == "darwin" else 1024)
 
 
-def measure(dataset: str, patients: int, sites: int, rounds: int, dp: bool, workers: int) -> dict[str, Any]:
-    """Run ``rounds`` + 1 rounds and time all but the last."""
+def measure(
+    dataset: str, patients: int, sites: int, rounds: int, dp: bool, workers: int, cohort: int = 0
+) -> dict[str, Any]:  # fmt: skip
+    """Run ``rounds`` + 1 rounds of ``cohort`` sites each, 0 for all, and time all but the last."""
     clock = Clock()
     epsilon = epsilon_for(rounds + 1) if dp else 1.0
     with tempfile.TemporaryDirectory() as out:
         chosen = options(sites, rounds + 1, dp, patients, epsilon) | {"workers": workers, "out": out}
+        chosen["participation.sites"] = cohort
         Federation.from_dataset(dataset, **chosen).run(progress=clock)
     seconds = [after - before for before, after in pairwise(clock.stamps)][:-1]
     return {"seconds": seconds, "noise": clock.noise, "workers": workers, "peak_bytes": peak_bytes()}
@@ -58,16 +61,17 @@ def measure(dataset: str, patients: int, sites: int, rounds: int, dp: bool, work
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--patients", type=int, choices=(100, 500), default=500)
+    parser.add_argument("--patients", type=int, choices=(20, 100, 500), default=500)
     parser.add_argument("--sites", type=int, required=True)
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--cohort", type=int, default=0)
     parser.add_argument("--dp", action="store_true")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     dataset = f"benchmarks.common.work:hospitals_{given.patients}"
-    found = measure(dataset, given.patients, given.sites, given.rounds, given.dp, given.workers)
+    found = measure(dataset, given.patients, given.sites, given.rounds, given.dp, given.workers, given.cohort)
     sys.stdout.write(json.dumps(found) + "\n")
 
 

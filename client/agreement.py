@@ -16,7 +16,6 @@ import numpy as np
 from polyclinic.client.calls import Call
 from polyclinic.client.home.identity import identity
 from polyclinic.client.home.secure_files import refusal
-from polyclinic.digests import digest
 from polyclinic.privacy.secure.secure_sum import KEY_BYTES
 from polyclinic.privacy.secure.signatures import SIGNATURE_BYTES, is_signed, public_identity, sign, statement
 from polyclinic.types import Arrays
@@ -43,7 +42,7 @@ def keys_statement(call: Call[A], site: int, sealing: bytes, mask: bytes) -> byt
 
 def terms_statement(call: Call[A], listed: str) -> bytes:
     """States the sum's terms: the list of hospitals with its threshold (``listed``, a digest), and the run's configuration."""
-    return statement("terms", call.request.run, call.request.round, listed, digest(call.config.decisive()))
+    return statement("terms", call.request.run, call.request.round, listed, call.config.decided)
 
 
 def outcome_statement(call: Call[A], secrets: Arrays, survivors: list[int]) -> bytes:

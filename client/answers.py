@@ -72,7 +72,7 @@ def select(calls: Sequence[Call[SelectRequest]]) -> list[Answer]:
         return call.request.model_dump(exclude={"site", "home", "plan"}), _judges(call)
 
     def choose(call: Call[SelectRequest]) -> Arrays:
-        counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.data.imputation)[0])
+        counts = right_patients(_judges(call), filled_rows(call.hospital, call.config.data.imputation))
         stream = call.hospital.stream("selection", call.request.round)
         chosen = best_few(counts, call.request.selected, call.request.epsilon, stream)
         return {"chosen": np.array(chosen, dtype=np.int64)}

@@ -18,7 +18,7 @@ from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
-from flwr.app import Context, Error, Message, MessageType, RecordDict
+from flwr.app import Context, Error, Message, MessageType, RecordDict, UserConfig
 from flwr.clientapp import ClientApp
 from flwr.common.logger import log
 from safetensors import SafetensorError
@@ -56,6 +56,7 @@ from polyclinic.wire.messages import (
     SelectRequest,
     StatisticsRequest,
     TrainRequest,
+    answering,
     read_request,
 )
 
@@ -99,7 +100,11 @@ class HospitalApp(ClientApp):
 
 def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Message]:
     (kind, _), answer = _ANSWERS[messages[0].metadata.message_type], _answering(messages[0].metadata.message_type)
-    found = [_read(kind, message, context) for message, context in zip(messages, contexts, strict=True)]
+    # Contexts of one grid share their configuration, of which even the look into a cache takes a while.
+    shared = {id(context.run_config): context.run_config for context in contexts}
+    configs = {key: _tried(run_config) for key, run_config in shared.items()}
+    found = [_read(kind, message, context, configs[id(context.run_config)])
+             for message, context in zip(messages, contexts, strict=True)]  # fmt: skip
     calls = [call for call in found if isinstance(call, Call)]
     given = iter([_with_traceback(call, reply, messages[0].metadata.message_type)
                   for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
@@ -140,19 +145,27 @@ app.train()(_one)
 app.evaluate()(_one)
 
 
-def _read(kind: type[Request], message: Message, context: Context) -> Call[Any] | Answer:
+def _read(kind: type[Request], message: Message, context: Context, given: RunConfig | Exception) -> Call[Any] | Answer:
     try:
         if kind is EnrolRequest and (refusal := enrolment.refuse_other_version(message.content, context)):
             return refusal
         if is_real(context) and (why := unreadable(message.content)):
             raise ConfigError(f"The message's {why}.")
-        config = _config(tuple(context.run_config.items()))
-        request = read_request(kind, message.content)
+        if isinstance(given, Exception):
+            raise given
+        config, request = given, read_request(kind, message.content)
         hospital = open_hospital(context, request, config)
         config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
         return Call(message.content, hospital, request, config)
+    except Exception as error:
+        return error
+
+
+def _tried(run_config: UserConfig) -> RunConfig | Exception:
+    try:
+        return _config(tuple(run_config.items()))
     except Exception as error:
         return error
 
@@ -214,7 +227,7 @@ def _write_traceback(call: Call[Any], error: Exception, kind: str) -> Path:
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
     if isinstance(answer, RecordDict):
-        return Message(answer, reply_to=message)
+        return answering(message, answer)
     if _is_full_disk(answer):
         log(
             ERROR,

@@ -27,7 +27,7 @@ from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import check_affordable
 from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.programs import program_of
-from polyclinic.runs.simulation import simulated_sites
+from polyclinic.runs.simulation import SimulatedRecords
 from polyclinic.wire.messages import RECORD, EnrolRequest
 from polyclinic.wire.versions import version_conflict, versions
 
@@ -49,9 +49,10 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
                 _check_run(call)
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
+        records = hospital.records
         return _answer(
             hospital.site, index=call.request.site, simulated=hospital.simulated,
-            sites=len(simulated_sites(call.config)) if hospital.simulated else 1, schema=schemas(hospital.schema),
+            sites=len(records.shards()) if isinstance(records, SimulatedRecords) else 1, schema=schemas(hospital.schema),
             delta=policy.delta, budget=policy.budget or 0.0, relation=policy.relation, accountant=policy.accountant,
             elsewhere=policy.patients_elsewhere, knows_others=bool(policy.known_hospitals),
             metrics_epsilon=hospital.metrics_epsilon(call.config) or 0.0,

@@ -303,7 +303,7 @@ def _identity(call: Call[EvaluateRequest]) -> str:
 
 def _held_out(call: Call[EvaluateRequest]) -> Rows:
     """The held-out rows, filled and standardised."""
-    rows = filled_rows(call.hospital, call.config.data.imputation)[1]
+    rows = filled_rows(call.hospital, call.config.data.imputation, held_out=True)
     return standardised(rows, standardiser(call.content, rows.x.shape[1]))
 
 

@@ -72,7 +72,7 @@ def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predic
                 f"{run.name!r}; the folder must have the run's name."
             )
         arrays |= own
-    rows = standardised(filled_rows(hospital, config.data.imputation)[1], run.standardiser())
+    rows = standardised(filled_rows(hospital, config.data.imputation, held_out=True), run.standardiser())
     if not len(rows.y):
         raise ConfigError(
             f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."

@@ -66,8 +66,7 @@ class _Question:
     """What calls that are trained together have in common. ``key`` names the model's record; ``digest`` tells it from others.
 
     ``arrays``: the whole model; ``local``: those of its arrays that stay at hospitals; ``beside``: what came with it;
-    ``numbers``: what the strategy told its half; ``asked``: what the program asks beside a model, or in place of one;
-    ``decided``: the digest of the keys that decide what comes out.
+    ``numbers``: what the strategy told its half; ``asked``: what the program asks beside a model, or in place of one.
     """
 
     config: RunConfig
@@ -81,7 +80,6 @@ class _Question:
     numbers: Mapping[str, float]
     scale: Standardiser | None
     asked: Arrays
-    decided: str
     digest: str
 
     @cached_property
@@ -188,10 +186,9 @@ def _question(call: Call[TrainRequest]) -> _Question:
     sent, numbers = beside(call.content, settings.local, arrays), told_numbers(call.content, settings.local)
     asked = _asked(call)
     by = scale and {"mean": scale[0], "std": scale[1]}
-    decided = digest(config.decisive())
-    told_apart = digest(decided, repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
+    told_apart = digest(config.decided, repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
     return _Question(
-        config, call.request, schema, settings, key, arrays, local, sent, numbers, scale, asked, decided, told_apart
+        config, call.request, schema, settings, key, arrays, local, sent, numbers, scale, asked, told_apart
     )
 
 
@@ -247,7 +244,7 @@ def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainS
     config, schema = question.config, question.schema
     half = question.settings.local
     # A coordinator may ask for the half in some rounds only.
-    key = question.decided, schema.digest(), repr(half)
+    key = config.decided, schema.digest(), repr(half)
     program = program_of(config)
     if key in _checked and program.checked_once:
         check_fit(_checked[key], question.arrays)
@@ -260,7 +257,7 @@ def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainS
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(filled_rows(hospital, question.config.data.imputation)[0], question.scale),
+        rows=standardised(filled_rows(hospital, question.config.data.imputation), question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
@@ -375,8 +372,11 @@ def join(
         mean = weighted_mean([models[index] for index in joined], [weights[index] for index in joined])
     replies[joined[0]][key] = to_record(mean)
     _record_of(replies[joined[0]])[WEIGHT] = math.fsum(weights[index] for index in joined)
+    size = sum(
+        value.nbytes for value in uploads[joined[0]].values()
+    )  # of uploads that were asked for together, of each
     for index in joined:
-        _record_of(replies[index])[MERGED] = sum(value.nbytes for value in uploads[index].values())
+        _record_of(replies[index])[MERGED] = size
 
 
 def _record_of(reply: RecordDict) -> ConfigRecord:

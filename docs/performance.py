@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ sys.path.insert(0, str(ROOT))
 from benchmarks.common.report import TITLES, seconds  # noqa: E402
 
 PAGE, RESULTS = ROOT / "docs" / "performance.md", ROOT / "benchmarks" / "results"
+BEFORE = RESULTS / "before" / "engine.json"
+MET = {True: "yes", False: "**no**", None: ""}
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 #: Result files, and where their own pages tell more.
 PAGES = {
     "engine": "engine.md#speed", "simulate": "flower.md", "critics": "engine.md#speed", "flows": "flows/flows.md",
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
-    "utility": "privacy/choosing.md", "imports": "architecture.md",
+    "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
 }  # fmt: skip
+PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]
 
 
@@ -29,9 +33,39 @@ def read(name: str) -> dict[str, Any]:
     return found
 
 
+def engine() -> Iterator[tuple[str, ...]]:
+    """(what, against, ours at 0.1, ours, theirs, ratio at 0.1, ratio, wanted, met) of the simulation's rows."""
+    key = itemgetter("against", "sites", "dp")
+    before = {key(row): row for row in json.loads(BEFORE.read_text(encoding="utf-8"))["rows"]}
+    for row in read("engine")["rows"]:
+        old: dict[str, Any] = before.get(key(row), {"ours_seconds": None, "ratio": None})
+        yield (
+            f"{row['sites']:,} hospitals, {'DP' if row['dp'] else 'no DP'}", TITLES[row["against"]],
+            *(seconds(value) for value in (old["ours_seconds"], row["ours_seconds"], row["theirs_seconds"])),
+            *(_ratio(one) for one in (old, row)), _wanted(row), MET[row["met"]],
+        )  # fmt: skip
+
+
+def _ratio(row: dict[str, Any]) -> str:
+    times = "" if row["ratio"] is None else f"{row['ratio']:.3g}x"
+    return f"{times}, {row['peak_gigabytes']:.2f} GB" if "peak_gigabytes" in row else times
+
+
+def _wanted(row: dict[str, Any]) -> str:
+    wanted = row["goal"].replace(">=", "≥").replace("<=", "≤")
+    return f"{wanted}, {row['memory_goal']}" if "memory_goal" in row else str(wanted)
+
+
+def missed() -> str:
+    """In a sentence, which of the engine's rows miss what was wanted."""
+    every = read("engine")["rows"]
+    rows = [row for row in every if row["met"] is False]
+    names = dict.fromkeys(TITLES[row["against"]] for row in rows)
+    return f"Of the engine's {len(every)} rows {len(rows)} are missed" + (f": {'; '.join(names)}." if rows else ".")
+
+
 def rows() -> Iterator[Row]:
-    """(what, against, ours, theirs, ratio, wanted, met)."""
-    yield from _engine(read("engine"))
+    """(what, against, ours, theirs, ratio, wanted, met) of all that is measured but the simulation's rounds."""
     for row in read("simulate")["rows"]:
         workers = f", {row['workers']} workers" if row["workers"] > 1 else ""
         what = f"Flower app `{row['app']}`, {row['nodes']} nodes, {row['rounds']} rounds{workers}: {row['figure']}"
@@ -61,23 +95,15 @@ def rows() -> Iterator[Row]:
     yield f"{what}: size", "", f"{megabytes:.2f} MB", "", "", f"≤ {size / 1e6:g} MB", page["report"]["bytes"] <= size
     for row in read("anonymity")["rows"]:
         yield f"{row['what']}, 100,000 rows", "", seconds(row["seconds"]), "", "", f"≤ {row['limit']:g} s", row["met"]
+    for row in read("sweeps")["rows"] if "sweeps" in PAGES else ():
+        what = f"sweep of {row['runs']} runs, {row['what']}, {row['rounds']} rounds, {row['jobs']} jobs"
+        times = seconds(row["seconds"]), seconds(row["alone_seconds"]), f"{row['ratio']:.3g}x"
+        yield what, "`polyclinic run` once for each", *times, f"≥ {row['goal']:g}x", row["met"]
     for row in read("imports")["rows"]:
         times = seconds(row["seconds"]), seconds(row["theirs_seconds"]), f"{row['ratio']:.3g}x"
         limit = row["limit"]
         wanted, met = (f"≤ {limit:g}x", row["ratio"] <= limit) if limit else ("", None)
         yield f"{row['what']}, seconds of the processor", f"`{row['against']}`", *times, wanted, met
-
-
-def _engine(result: dict[str, Any]) -> Iterator[Row]:
-    for row in result["rows"]:
-        privacy = "DP" if row["dp"] else "no DP"
-        ratio = "" if row["ratio"] is None else f"{row['ratio']:.3g}x"
-        wanted = row["goal"].replace(">=", "≥").replace("<=", "≤")
-        if "peak_gigabytes" in row:
-            wanted += f", {row['memory_goal']} ({row['peak_gigabytes']:.2f} GB)"
-        what = f"simulation, {row['sites']:,} hospitals, {privacy}"
-        theirs = seconds(row["theirs_seconds"])
-        yield what, TITLES[row["against"]], seconds(row["ours_seconds"]), theirs, ratio, wanted, row["met"]
 
 
 def _beside(result: dict[str, Any], what: str, names: dict[str, str], wanted: str) -> Iterator[Row]:
@@ -88,14 +114,25 @@ def _beside(result: dict[str, Any], what: str, names: dict[str, str], wanted: st
         yield what, names[row["way"]], ours, theirs, f"{row['ratio']:.3g}x", goal, row["met"] if wanted else None
 
 
+def _machine(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))["machine"]
+    return found
+
+
 def tables() -> str:
     """What stands between the marks of the page."""
-    met = {True: "yes", False: "**no**", None: ""}
     lines = [
+        "| simulation | against | ours, 0.1 | ours | theirs | ratio, 0.1 | ratio | wanted | met |",
+        "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
+        *(f"| {' | '.join(row)} |" for row in engine()),
+        "",
+        f"{missed()} [Why](engine.md#speed). The columns of 0.1 are of [the measurement of {_machine(BEFORE)['date']}]"
+        f"(../benchmarks/results/before/engine.json) at commit {_machine(BEFORE)['commit']} on {_machine(BEFORE)['cpu']}.",
+        "",
         "| what | against | ours | theirs | ratio | wanted | met |",
         "| --- | --- | ---: | ---: | ---: | --- | --- |",
     ]
-    lines += [f"| {' | '.join(row[:-1])} | {met[row[-1]]} |" for row in rows()]
+    lines += [f"| {' | '.join(row[:-1])} | {MET[row[-1]]} |" for row in rows()]
     lines += ["", "| command | machine | load | commit | date | numbers | page |"]
     lines += ["| --- | --- | ---: | --- | --- | --- | --- |"]
     for name, page in PAGES.items():
@@ -116,7 +153,7 @@ def tables() -> str:
     lines += ["| --- | ---: | ---: | --- |"]
     for goal in read("utility")["goals"]:
         measured = f"{goal['gap']:.3f} ± {goal['gap_error']:.3f}"
-        lines.append(f"| {goal['goal']} | ≤ {goal['most']:.3f} | {measured} | {met[goal['met']]} |")
+        lines.append(f"| {goal['goal']} | ≤ {goal['most']:.3f} | {measured} | {MET[goal['met']]} |")
     return "\n".join(lines)
 
 

@@ -43,13 +43,16 @@ from polyclinic.server.progress import OneLine, Progress
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
+from polyclinic.sim.threads import cores
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
-from polyclinic.sweeps import Planned, Sweep, Watch, check, plan, sweep
+from polyclinic.sweeps import Planned, Sweep, Watch, check, in_order, plan, sweep
 
 _CLIENT = AppReference("polyclinic.client_app")
 #: The dataset of hospitals' own files, or of tables under a public schema.
 HOSPITALS = "polyclinic.client.home.simulated:hospitals"
+# For fewer runs no process of their own is started, which takes as long as a few of them.
+_RUNS_A_JOB = 8
 
 
 @contextmanager
@@ -301,7 +304,8 @@ class Federation:
             seeds: Repetitions of each combination, whose seeds count up from ``seed``.
             folds: With 2 or more, each repetition is a run for each fold: every patient is held out in exactly one.
             same_split: All seeds hold out the same patients; otherwise each draws its own, unless ``split.seed`` is given.
-            jobs: Runs at once, each in a process of its own.
+            jobs: Runs at once, each in a process of its own; 1 runs them in this process. With more, a script must start its work
+                under ``if __name__ == "__main__"``.
             watch: Who watches.
             options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
                 tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
@@ -382,8 +386,15 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
 
     check(runs, checked)
     # By its delta, too, a run that finished is recognised.
-    chosen = [replace(run, config=settled(run.config)) for run in runs]
-    return sweep(chosen, _execute, jobs, watch)
+    chosen = {id(run): settled(run.config) for run in in_order(runs)}
+    runs = [replace(run, config=chosen[id(run)]) for run in runs]
+    return sweep(runs, _execute, jobs, watch)
+
+
+def usual_jobs(runs: Sequence[Planned]) -> int:
+    """As many as keep the cores busy, where each takes so many runs that its start does not count."""
+    busy = max(cores() if run.config.ray_address else run.config.workers for run in runs)
+    return max(min(cores() // busy, len(runs) // _RUNS_A_JOB), 1)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -16,9 +16,24 @@ M = TypeVar("M", bound=BaseModel)
 
 
 class Declared(BaseModel):
-    """A table that a person writes: it does not change, and a key that is not known is refused."""
+    """A table that a person writes: it does not change, and a key that is not known is refused.
+
+    What a ``cached_property`` computed of its values stays with it: a changed copy and another process compute their own.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        copied = super().model_copy(update=update, deep=deep)
+        for computed in copied.__dict__.keys() - copied._values().keys():
+            del copied.__dict__[computed]
+        return copied
+
+    def __getstate__(self) -> dict[Any, Any]:
+        return super().__getstate__() | {"__dict__": self._values()}
+
+    def _values(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in type(self).model_fields if name in self.__dict__}
 
 
 def read_toml(

@@ -41,6 +41,7 @@ def _plan(config: RunConfig) -> PrivacyPlan:
     )  # fmt: skip
 
 
+@lru_cache(maxsize=8)
 def round_costs(config: RunConfig, noise_multiplier: float | None) -> tuple[DpEvent, DpEvent]:
     """What one round of training costs a hospital: its first, and each later one."""
     program = program_of(config)

@@ -30,7 +30,7 @@ from polyclinic.strategies.base.state import strategy_state, unsaved
 from polyclinic.types import Arrays, under
 from polyclinic.wire.messages import site_home, state_file
 
-_ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts")
+_ELSEWHERE = ("arrays", "standardiser", "rows", "strategy_metrics", "dropouts", "predictions", "score_counts", "saved")
 _ACCOUNTS = "accounts", "held_out_accounts"
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
@@ -104,7 +104,7 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
     state = RunState(
         arrays={name: arrays[f"model/{name}"] for name in names},
         standardiser=(scale["mean"], scale["std"]) if scale else None, rows=records["row"],
-        strategy_metrics=records["strategy"], dropouts=records["dropout"], **plain,
+        strategy_metrics=records["strategy"], dropouts=records["dropout"], saved=plain["round"], **plain,
     )  # fmt: skip
     for later in _numbered(path, 0).parent.glob("*"):
         if later.name > _numbered(path, state.round).name:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from flwr.serverapp import Grid
@@ -57,6 +59,9 @@ from polyclinic.strategies.registry import make_strategy, merge_by
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.learning_rate import usual_rate
 from polyclinic.training.stacked.engines import Engine
+
+# Between two checkpoints of rounds that could be made again.
+_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -179,6 +184,8 @@ def federate(
         records.save()
     records.tell_dropouts()
     done = run_rounds(begun, state, records.after_round, records.save)
+    if state.saved < state.round:  # budgets stopped it
+        records.save()
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
     away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
@@ -244,7 +251,7 @@ def _go_on(
         noise = privacy.statistics_noise_multiplier
         counting = gaussian_event(noise) if noise else PAID_BEFORE
         state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
-    for number in range(state.round + 1, min(state.round + config.checkpoints.every, config.rounds) + 1):
+    for number in range(state.round + 1, min(state.round + config.checkpoints.rounds_lost, config.rounds) + 1):
         if config.evaluation.plans_private(number, config.rounds):
             for said in state.hospitals.values():
                 away = Site.away(said, enrolled.sites[0].schema)
@@ -288,6 +295,15 @@ class _Records:
     checkpoint: Path | None
     history: History | None
     shown: int
+    saved_at: float = 0.0
+
+    @cached_property
+    def patient(self) -> bool:
+        """Whether rounds that are lost with the process are made again at no cost, so that most need no checkpoint."""
+        run, checkpoints = self.run, self.run.config.checkpoints
+        paid = run.central is not None or not all(site.simulated for site in run.sites)
+        kept = run.program.keeps_state or run.config.secure.aggregation
+        return not (checkpoints.every or checkpoints.kept > 1 or paid or kept)
 
     def save(self, state: RunState | None = None) -> None:
         ledger = Path(self.run.home) / "ledger.sqlite"
@@ -296,6 +312,8 @@ class _Records:
         if self.checkpoint is not None and self.history is not None:
             newest = state or self.state
             save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints.kept)
+            newest.saved = newest.round
+        self.saved_at = monotonic()
 
     def tell_dropouts(self) -> None:
         dropouts = self.state.dropouts
@@ -306,13 +324,14 @@ class _Records:
     def after_round(self, state: RunState) -> None:
         config = self.run.config
         self.tell_dropouts()
-        due = state.round % config.checkpoints.every == 0 or state.round == config.rounds or self.watcher.stopping()
+        wait = monotonic() - self.saved_at < _SECONDS if self.patient else state.round % config.checkpoints.rounds_lost
+        due = not wait or state.round == config.rounds or self.watcher.stopping()
         if due:
             self.save(state)
         try:
             self.watcher.round_done(config, state)
-        except KeyboardInterrupt:  # it was asked for after the question above
-            if self.watcher.stopping() and not due:
+        except BaseException:
+            if not due and (self.patient or self.watcher.stopping()):  # it was asked for after the question above
                 self.save(state)
             raise
 

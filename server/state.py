@@ -74,7 +74,7 @@ class RunState:
     ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
     ``released``: of each hospital that was asked for metrics, whether its policy let them leave.
     ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
-    run began or was resumed. They are in no checkpoint.
+    run began or was resumed. They are in no checkpoint. ``saved``: the round of the newest checkpoint.
     ``score_counts``: the noised score counts of the newest evaluation, by site; in no checkpoint. ``held_out``: the epsilon
     of held-out patients, ``held_out_accounts``: as
     ``accounts``, of their ledgers, and ``withheld``: why a site let no metrics leave, as each said last.
@@ -111,6 +111,7 @@ class RunState:
     held_out: dict[str, float] = field(default_factory=dict)
     held_out_accounts: dict[str, Account] = field(default_factory=dict)
     withheld: dict[str, str] = field(default_factory=dict)
+    saved: int = 0
 
     @property
     def private(self) -> bool:
@@ -140,7 +141,7 @@ class RunState:
             account = self.account(name)
             if not account.has(STATISTICS):
                 account.ask(f"{STATISTICS} {LOST}", counting)
-            for number in range(self.round + 1, min(self.round + config.checkpoints.every, config.rounds) + 1):
+            for number in range(self.round + 1, min(self.round + config.checkpoints.rounds_lost, config.rounds) + 1):
                 begun = account.has("train") or number > self.round + 1
                 account.ask(f"train {number} {LOST}", later if begun else first)
 

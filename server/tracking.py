@@ -214,7 +214,7 @@ class Tracked(Progress):
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         self._before = min(self._before, state.round - 1)
-        if state.round % config.checkpoints.every == 0:
+        if state.saved == state.round:
             self.tell(state)
         self._watcher.round_done(config, state)
 

@@ -14,6 +14,11 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+def cores() -> int:
+    """How many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def set_threads(count: int) -> None:
     """This process and those that it starts use ``count`` threads: libraries that are loaded and those that will be."""
     os.environ.update(dict.fromkeys(_VARIABLES, str(count)))

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from polyclinic.wire.arrays import size_of
+from polyclinic.wire.arrays import records_of, size_of
 from polyclinic.wire.passing import PassingGrid
 
 UNREACHABLE = 503
@@ -64,33 +64,33 @@ class UnreliableGrid(PassingGrid):
         return not self._conditions.deadline and getattr(self._grid, "merges", False)
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterable[Message]:
-        pending = list(messages)
-        away = [message for message in pending if not self._reachable(message)]
-        lost = {id(message) for message in away}
-        asked = {message.metadata.dst_node_id: message for message in pending if id(message) not in lost}
-        replies = [self._in_time(asked.get(reply.metadata.src_node_id), reply)
-                   for reply in self._grid.send_and_receive(asked.values(), timeout=timeout)]  # fmt: skip
+        asked: dict[int, tuple[Message, int | None]] = {}
+        away = []
+        for message in messages:
+            round, node = _round(message), message.metadata.dst_node_id
+            if round is None or self._conditions.reachable(round, node):
+                asked[node] = message, round
+            else:
+                away.append(message)
+        given = self._grid.send_and_receive([message for message, _ in asked.values()], timeout=timeout)
+        counted: dict[int, int] = {}
+        replies = []
+        for reply in given:
+            sent, round = asked.get(reply.metadata.src_node_id, (None, None))
+            replies.append(self._in_time(sent, round, reply, counted))
         return [*replies, *(_error(message, "could not be reached in this round (simulated)") for message in away)]
 
-    def _reachable(self, message: Message) -> bool:
-        round = _round(message)
-        return round is None or self._conditions.reachable(round, message.metadata.dst_node_id)
-
-    def _in_time(self, message: Message | None, reply: Message) -> Message:
-        round = None if message is None else _round(message)
+    def _in_time(self, message: Message | None, round: int | None, reply: Message, counted: dict[int, int]) -> Message:
         if message is None or round is None or reply.has_error():
             return reply
-        taken = self._conditions.seconds(
-            round, reply.metadata.src_node_id, size_of(message.content) + size_of(reply.content)
-        )
+        sent = size_of(message.content, counted) + size_of(reply.content, counted) if self._conditions.bandwidth else 0
+        taken = self._conditions.seconds(round, reply.metadata.src_node_id, sent)
         if 0 < self._conditions.deadline < taken:
             return _error(
                 message, f"missed the deadline of {self._conditions.deadline:g} simulated seconds with {taken:.3g}"
             )
-        for record in reply.content.values():
-            if isinstance(record, MetricRecord):
-                record[SECONDS] = taken
-                break
+        for _, record in records_of(reply.content, MetricRecord)[:1]:
+            record[SECONDS] = taken
         return reply
 
 
@@ -98,11 +98,10 @@ def _round(message: Message) -> int | None:
     """The round of a message that asks for training, as Flower's strategies or Polyclinic's requests tell it."""
     if message.metadata.message_type != MessageType.TRAIN:
         return None
-    for record in message.content.values():
-        if isinstance(record, ConfigRecord):
-            for key in ("server-round", "round"):
-                if isinstance(record.get(key), int):
-                    return int(record[key])  # type: ignore[arg-type]
+    for _, record in records_of(message.content, ConfigRecord):
+        for key in ("server-round", "round"):
+            if isinstance(record.get(key), int):
+                return int(record[key])  # type: ignore[arg-type]
     return None
 
 

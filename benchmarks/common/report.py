@@ -16,6 +16,8 @@ TITLES = {
     "floor": "the floor: one big-batch loop and the noise",
     "ours_dp_over_ours_plain": "our own training without privacy",
     "many_sites": "ours at 200 sites, seconds per site",
+    "cohorts": "ours at 1,000 sites, cohorts of 500, seconds per site asked",
+    "importing": "importing torch, pandas and matplotlib alone",
     "start": "start to first round",
 }
 Result = Mapping[str, Any]
@@ -26,7 +28,7 @@ def table(result: Result) -> str:
     head = ["against", "sites", "privacy", "ours", "theirs", "ratio", "goal", "met", "note"]
     lines = [_line(head), _line(["---", *["---:"] * 1, "---", *["---:"] * 3, "---", "---", "---"])]
     lines += [_line(_cells(row)) for row in result["rows"]]
-    return "\n".join([*lines, "", _sentence(result["machine"])])
+    return "\n".join([*lines, "", _sentence(result)])
 
 
 def write_section(path: Path, result: Result, plot: str) -> None:
@@ -97,9 +99,11 @@ def _line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _sentence(machine: Mapping[str, Any]) -> str:
+def _sentence(result: Result) -> str:
+    machine, busy = result["machine"], [row.get("busy_cores") for row in result["rows"]]
     packages = ", ".join(f"{name} {machine[name]}" for name in ("torch", "flwr", "opacus", "ray") if machine.get(name))
+    beside = "" if None in busy or not busy else f"; before a row other work took at most {max(busy):g} cores"
     return (
         f"Measured {machine['date']} at commit {machine['commit']} on {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gigabytes']} GiB, Python {machine['python']}, {packages}; load at the start {machine['load']}."
+        f"{machine['memory_gigabytes']} GiB, Python {machine['python']}, {packages}; load at the start {machine['load']}{beside}."
     )

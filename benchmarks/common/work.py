@@ -49,3 +49,4 @@ def _dataset(patients_each: int) -> Dataset:
 
 hospitals_500 = _dataset(500)
 hospitals_100 = _dataset(100)
+hospitals_20 = _dataset(20)

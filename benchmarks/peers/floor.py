@@ -10,12 +10,14 @@ from torch.nn import functional
 
 from benchmarks.common.tables import BATCH, LEARNING_RATE, PARAMETERS, PATIENTS, STEPS, tables
 from benchmarks.peers.command import Task, main, model, timed
+from polyclinic.loops import normals
 from polyclinic.privacy.streams import keyed_stream
 
 
 def rounds(task: Task) -> list[float]:
     x, y = (torch.from_numpy(part).flatten(0, 1) for part in tables(task.sites, PATIENTS, 0))
     net = model()
+    normals.load()
     number = 0
 
     def one() -> None:

@@ -124,7 +124,7 @@ class Hospital:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
         return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)
 
-    @property
+    @cached_property
     def terms(self) -> Terms:
         """How the hospital's ledger measures its spending."""
         policy, words = self.policy, self.records.words
@@ -152,7 +152,7 @@ class Hospital:
 
     @cached_property
     def _shard(self) -> Shard:
-        patients = self.records.own.shard(self.site).train.patients
+        patients = self.records.own.shard(self.site).trained_on
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
@@ -199,12 +199,12 @@ def filled_by(hospital: Hospital, imputation: str) -> str:
     return imputer.digest if imputer else hospital.schema.digest() if imputation == "constant" else ""
 
 
-def filled_rows(hospital: Hospital, imputation: str) -> tuple[Rows, Rows]:
-    """The hospital's training and held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
-    imputer = own_imputer(hospital, imputation)
-    if imputation in ("mean", "indicator"):
-        return imputed(hospital.shard(), imputation)
-    return _filled_rows(hospital.shard(), imputation, imputer, hospital.seed or 0)
+def filled_rows(hospital: Hospital, imputation: str, held_out: bool = False) -> Rows:
+    """The hospital's training or held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
+    imputer, shard = own_imputer(hospital, imputation), hospital.shard()
+    if imputation in ("mean", "indicator"):  # what is missing stays so, and the other side need not be copied
+        return shard.test if held_out else shard.train
+    return _filled_rows(shard, imputation, imputer, hospital.seed or 0)[held_out]
 
 
 @lru_cache(maxsize=256)
@@ -224,19 +224,26 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         return _real_hospital(Path(str(context.node_config["hospital"])), indicators, config.split.rule)
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
-    dataset = SimulatedDataset.of(config)
+    hospital = _simulated(config, SimulatedDataset.of(config), request.site, request.home)
+    if not isinstance(request, AskRequest):
+        return hospital
+    changes = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
+               "allow_without_privacy": True}  # fmt: skip
+    ledger = Path(request.ledger or hospital.ledger_path)
+    return replace(hospital, policy=hospital.policy.model_copy(update=changes), ledger_path=ledger)
+
+
+# A simulation opens each of its hospitals for every message.
+@lru_cache(maxsize=4096)
+def _simulated(config: RunConfig, dataset: SimulatedDataset, place: int, home: str) -> Hospital:
     names, schema, policy, records = _simulation(config, dataset)
-    if request.site >= len(names):
-        raise ConfigError(f"Message field 'site' is {request.site}; this run has sites 0 to {len(names) - 1}.")
-    if not request.home:
+    if place >= len(names):
+        raise ConfigError(f"Message field 'site' is {place}; this run has sites 0 to {len(names) - 1}.")
+    if not home:
         raise ConfigError("Message field 'home' is empty; a simulated hospital needs a folder for its ledger.")
-    site, ledger = names[request.site], Path(request.home) / "ledger.sqlite"
-    if isinstance(request, AskRequest):
-        changes = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
-                "allow_without_privacy": True}  # fmt: skip
-        policy, ledger = policy.model_copy(update=changes), Path(request.ledger or ledger)
+    site, ledger = names[place], Path(home) / "ledger.sqlite"
     return Hospital(
-        site, schema, policy, site_home(request.home, site), ledger, config.seed, records, config.data.imputer_file
+        site, schema, policy, site_home(home, site), ledger, config.seed, records, config.data.imputer_file
     )  # fmt: skip
 
 

@@ -89,6 +89,7 @@ def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1, 
 
 
 def _files(home: Path, run: str) -> list[tuple[int, Path]]:
+    if not home.is_dir():  # most simulated sites keep nothing
+        return []
     named = re.compile(rf"optimizer-{re.escape(run)}-(\d+)\.safetensors")
-    paths = home.iterdir() if home.is_dir() else ()  # most simulated sites keep nothing
-    return [(int(found[1]), path) for path in paths if (found := named.fullmatch(path.name))]
+    return [(int(found[1]), path) for path in home.iterdir() if (found := named.fullmatch(path.name))]

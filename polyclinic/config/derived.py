@@ -27,14 +27,16 @@ def compression(config: RunConfig) -> Compression:
 
 def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSettings:
     """The public settings of a round of training; ``noise_multiplier`` None trains without privacy."""
-    from polyclinic.training.task import TrainSettings  # torch takes a second to load
+    from polyclinic.training.task import LOADING_PAYS, TrainSettings  # torch takes a second to load
 
+    steps = max(1, config.sites) * config.rounds * config.training.local_steps
     return TrainSettings(
         sample_rate=config.training.sample_rate, local_steps=config.training.local_steps,
         learning_rate=config.training.learning_rate,
         max_grad_norm=config.privacy.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.training.stepping,
         momentum=config.training.usual_momentum, weight_decay=config.training.weight_decay,
-        engine=config.training.engine, device="cuda" if config.gpus else "cpu", batching=config.training.batching,
+        engine=config.training.engine, device="cuda" if config.gpus else "cpu", compiled=steps >= LOADING_PAYS,
+        batching=config.training.batching,
         noise=noise_named(config), denoise=config.training.denoise, denoise_gain=config.training.denoise_gain,
         release_delta=0.9 * config.privacy.delta / config.rounds, **config.kind.settings(config),
     )  # fmt: skip

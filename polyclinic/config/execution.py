@@ -38,13 +38,24 @@ class Simulation(Keys):
 class Checkpoints(Keys):
     """By which a run that was interrupted goes on."""
 
-    every: int = Field(1, ge=1, description="Write a checkpoint after every so many rounds, and after the last.")
+    every: int = Field(
+        0,
+        ge=0,
+        description="Write a checkpoint after every so many rounds, and after the last. 0: after each round, but at most once a "
+        "second in a simulation that makes lost rounds again at no cost: hospitals keep nothing from round to round, "
+        "`checkpoints.kept` is 1, and there is no ledger of whole hospitals.",
+    )
     kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
+
+    @property
+    def rounds_lost(self) -> int:
+        """How many rounds of real hospitals, or of any that keep something, may come after the newest checkpoint."""
+        return max(self.every, 1)
 
     @property
     def rounds_kept(self) -> int:
         """How many rounds back the oldest checkpoint that is kept may lie, so that nothing it needs is forgotten."""
-        return self.every * self.kept
+        return self.rounds_lost * self.kept
 
 
 class Tracking(Keys):

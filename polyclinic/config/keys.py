@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from polyclinic.config.reading import written
 from polyclinic.errors import ConfigError, nearest, pointed
+from polyclinic.toml import Declared
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -20,15 +21,13 @@ def dashed(name: str) -> str:
     return name.replace("_", "-")
 
 
-class Keys(BaseModel):
+class Keys(Declared):
     """Immutable keys, written with dashes outside Python and with underscores inside.
 
     Raises ConfigError, one sentence, for a key that there is not and for a value that it cannot have.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", alias_generator=dashed, populate_by_name=True, allow_inf_nan=False
-    )
+    model_config = ConfigDict(alias_generator=dashed, populate_by_name=True, allow_inf_nan=False)
 
     if not TYPE_CHECKING:  # so that types of keyword arguments are those of the fields
 
@@ -78,7 +77,7 @@ def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str,
     flat: dict[str, Any] = {}
     for key, value in values.items():
         name = dashed(key)
-        if name in sections and isinstance(value, BaseModel):
+        if name in sections and isinstance(value, Declared):
             value = {field: getattr(value, field) for field in value.model_fields_set}
         inside = name in sections and isinstance(value, Mapping)
         pairs = (

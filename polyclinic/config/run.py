@@ -8,6 +8,7 @@ is contacted, so a wrong key or an impossible value costs no privacy.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import tomli_w
@@ -24,6 +25,7 @@ from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import keyword_arguments, written
+from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
 
@@ -268,6 +270,19 @@ class RunConfig(Keys):
     @classmethod
     def _key(cls, path: tuple[int | str, ...]) -> str:
         return ".".join(dashed(str(part)) for part in path)
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash(tuple(self.__dict__[name] for name in type(self).model_fields))
+
+    def __hash__(self) -> int:
+        """Of its values, computed once: what is kept by configuration is looked up for every hospital of every round."""
+        return self._hash
+
+    @cached_property
+    def decided(self) -> str:
+        """The digest of ``decisive``, which tells apart what comes out."""
+        return digest(self.decisive())
 
     @property
     def widths(self) -> tuple[int, ...]:

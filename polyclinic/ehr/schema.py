@@ -10,6 +10,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -193,15 +194,22 @@ class Schema(Declared):
             check_rules(self.rules, self.columns)
         return self
 
+    def __copy__(self) -> Self:
+        """Without what follows from the columns, of which ``model_copy`` may make others."""
+        copied = super().__copy__()
+        for name in ("features", "labels", "_digest"):
+            copied.__dict__.pop(name, None)
+        return copied
+
     def _with_role(self, role: str) -> tuple[Column, ...]:
         return tuple(column for column in self.columns if column.role == role)
 
-    @property
+    @cached_property
     def features(self) -> tuple[Column, ...]:
         """The feature columns in declared order: the order of the encoded tensor."""
         return self._with_role("feature")
 
-    @property
+    @cached_property
     def labels(self) -> tuple[Column, ...]:
         """The label columns in declared order: one, several binary ones, or a time and an event."""
         return self._with_role("label")
@@ -298,6 +306,10 @@ class Schema(Declared):
 
     def digest(self) -> str:
         """SHA-256 (hex) of the canonical JSON: equal at all sites exactly if the schemas are equal."""
+        return self._digest
+
+    @cached_property
+    def _digest(self) -> str:
         stated = self.model_dump(mode="json", exclude=None if self.rules else {"rules"})
         canonical = json.dumps(stated, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()

@@ -74,6 +74,11 @@ class Shard:
         """The number of units of privacy: patients, or rows where the schema's unit is "record"."""
         return len(self.is_test)
 
+    @property
+    def trained_on(self) -> int:
+        """The number of training patients, whose rows need not be copied to count them."""
+        return self.patients - int(np.count_nonzero(self.is_test))
+
     @cached_property
     def digest(self) -> str:
         """Identifies the records: SHA-256 (hex) over the arrays."""

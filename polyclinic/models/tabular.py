@@ -6,6 +6,7 @@ Both are plain stacks of linear layers without batch norm, so one patient's grad
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,6 +22,13 @@ def logistic(features: int, outputs: int) -> nn.Module:
     nn.init.zeros_(layer.weight)
     nn.init.zeros_(layer.bias)
     return nn.Sequential(layer)
+
+
+@lru_cache(maxsize=64)
+def logistic_shapes(features: int, outputs: int) -> Mapping[str, tuple[int, ...]]:
+    """The names and shapes of the arrays of ``logistic``."""
+    arrays = initialise(lambda: logistic(features, outputs), 0)
+    return {name: tuple(value.shape) for name, value in arrays.items()}
 
 
 def mlp(features: int, outputs: int, widths: Sequence[int] = (32,)) -> nn.Module:

@@ -6,6 +6,7 @@ one it is.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from importlib import import_module
 from typing import cast
 
@@ -31,6 +32,11 @@ def program_of(config: RunConfig) -> Program:
     """
     if is_program(config.task):
         return _brought(config)
+    return _own(config)
+
+
+@lru_cache(maxsize=8)
+def _own(config: RunConfig) -> Program:
     module, _, name = _PLACES[config.kind.name].partition(":")
     return cast(Program, getattr(import_module(f"{__name__}.{module}"), name)(config))
 

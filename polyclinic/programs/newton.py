@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from polyclinic.training.auditing.subject import Claim
 
 
+@lru_cache(maxsize=16)
+def _method(schema: Schema, rounds: int, recalibrates: bool) -> Newton:
+    """Of all runs of a sweep, whose rounds ask for it many times, the same."""
+    features = len(feature_names(schema))
+    table = Table(schema, np.zeros(features), np.ones(features), np.zeros(features, dtype=bool))
+    return Newton(table, rounds, recalibrates)
+
+
 @dataclass(frozen=True)
 class NewtonSteps(Sums):
     """Task classification of model ``logistic`` with ``training.optimizer`` newton."""
@@ -34,9 +43,7 @@ class NewtonSteps(Sums):
     round_is: ClassVar[str] = "a noisy Newton step"
 
     def method(self, schema: Schema) -> Newton:
-        features = len(feature_names(schema))
-        table = Table(schema, np.zeros(features), np.ones(features), np.zeros(features, dtype=bool))
-        return Newton(table, self.config.rounds, self.config.training.recalibrate)
+        return _method(schema, self.config.rounds, self.config.training.recalibrate)
 
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         return np.ones(1)

@@ -172,12 +172,12 @@ def settled(config: RunConfig) -> RunConfig:
 
 def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
-    largest = max(simulated_shards(config), key=lambda shard: shard.train.patients)
-    if config.privacy.dp and config.privacy.delta >= 1 / largest.train.patients:
+    largest = max(simulated_shards(config), key=lambda shard: shard.trained_on)
+    if config.privacy.dp and config.privacy.delta >= 1 / largest.trained_on:
         raise ConfigError(
             f"Configuration key 'privacy.delta' has the value {config.privacy.delta:g}, which must be below 1/patients at every "
-            f"hospital: {largest.site} has {largest.train.patients} training patients; "
-            f"{usual_delta(largest.train.patients):g} would be a tenth of that."
+            f"hospital: {largest.site} has {largest.trained_on} training patients; "
+            f"{usual_delta(largest.trained_on):g} would be a tenth of that."
         )
 
 
@@ -188,7 +188,7 @@ def simulated_sites(config: RunConfig) -> list[str]:
 
 def simulated_patients(config: RunConfig) -> list[int]:
     """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
-    return [shard.train.patients for shard in simulated_shards(config)]
+    return [shard.trained_on for shard in simulated_shards(config)]
 
 
 def simulated_shards(config: RunConfig) -> list[Shard]:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from polyclinic.sweeps.carrying import Execute, Outcome, Watch, carry_out
-from polyclinic.sweeps.plan import Planned, check, plan
+from polyclinic.sweeps.plan import Planned, check, in_order, plan
 from polyclinic.sweeps.tables import Sweep, combine, results, write_page, write_tables
 
-__all__ = ["Outcome", "Planned", "Sweep", "Watch", "carry_out", "check", "plan", "sweep"]
+__all__ = ["Outcome", "Planned", "Sweep", "Watch", "carry_out", "check", "in_order", "plan", "sweep"]
 
 
 def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch | None = None) -> Sweep:

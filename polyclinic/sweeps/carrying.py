@@ -18,7 +18,7 @@ from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.files import locked
 from polyclinic.runs.folder import Run
 from polyclinic.sim.workers import one_process
-from polyclinic.sweeps.plan import Planned, identity
+from polyclinic.sweeps.plan import Planned, identity, in_order
 
 #: Carries out one run and returns its folder; the second argument is the folder of a run that goes on.
 Execute = Callable[[RunConfig, Path | None], Path]
@@ -77,7 +77,10 @@ def carry_out(
         before = _runs_in(folder)
         outcomes |= {key: Outcome(planned[key], run) for key, run in before.items() if key in planned and run.finished}
         watch.begun(len(runs), len(outcomes))
-        todo = {key: (run.config, _checkpoint(before.get(key))) for key, run in planned.items() if key not in outcomes}
+        todo = {
+            key: (run.config, _checkpoint(before.get(key)))
+            for run in in_order(runs) if (key := identity(run.config)) not in outcomes
+        }  # fmt: skip
         calls = _calls_here if jobs == 1 else _calls_in_processes(jobs)
         try:
             for key, result in calls(todo, execute, lambda key: watch.started(planned[key])):

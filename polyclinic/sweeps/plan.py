@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
@@ -102,6 +102,11 @@ def check(runs: Sequence[Planned], checked: Callable[[RunConfig], object]) -> No
     for run in {run.combination: run for run in reversed(runs)}.values():
         with _named(run.values):
             checked(run.config)
+
+
+def in_order(runs: Iterable[Planned]) -> list[Planned]:
+    """Runs with one seed and one split after each other, so that who is at them deals and encodes the records once."""
+    return sorted(runs, key=lambda run: tuple(run.repetition.values()))
 
 
 def identity(config: RunConfig) -> str:

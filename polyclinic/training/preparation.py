@@ -105,7 +105,8 @@ def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed:
     if imputation == "mice":
         own, others = chained(train.x, schema, seed, [test.x])
         return replace(train, x=own), replace(test, x=others)
-    train, test = (replace(rows, x=filled(rows.x, schema, imputation, imputer)) for rows in (train, test))
+    if imputation in ("constant", "chained"):
+        train, test = (replace(rows, x=filled(rows.x, schema, imputation, imputer)) for rows in (train, test))
     return train, test
 
 

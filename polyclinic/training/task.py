@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
 OWN = "own."
+#: The steps of all hospitals in a run that take as long as to load numba and what it compiled.
+LOADING_PAYS = 4000
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,9 @@ class TrainSettings:
     whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
     for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
     ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones. ``loss``: one of ``training.losses``, or an objective.
+    are drawn on the CPU, so that both train on the same ones. ``compiled``: whether loops that numba compiles may take the
+    linear engine's place, as in a run that is long enough to load them (``LOADING_PAYS``); they round otherwise.
+    ``loss``: one of ``training.losses``, or an objective.
     ``local``: what the strategy has hospitals do in a round.
     """
 
@@ -57,6 +61,7 @@ class TrainSettings:
     double: bool = False
     apart: bool = False
     device: str = "cpu"
+    compiled: bool = False
     batching: str = "poisson"
     noise: NoiseProcess | None = None
     denoise: str = "none"

@@ -7,9 +7,9 @@ every site takes longer than the training, so an array made here keeps its ndarr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -89,8 +89,8 @@ def unreadable(content: RecordDict) -> str | None:
 
     Nothing is ever unpickled; what a header claims is not allocated.
     """
-    for record in content.values():
-        for name, array in record.items() if isinstance(record, ArrayRecord) else ():
+    for _, record in records_of(content, ArrayRecord):
+        for name, array in record.items():
             if not isinstance(array, HeldArray) and (problem := _problem(array)):
                 return f"array {name[:_SHOWN]!r} {problem}"
     return None
@@ -122,19 +122,35 @@ def contents_of(messages: Iterable[Message]) -> list[RecordDict]:
     return list({id(message.content): message.content for message in messages}.values())
 
 
-def size_of(content: RecordDict) -> int:
-    """Bytes of the arrays that a message has or stands for; names and the few numbers beside them are not counted."""
-    for record in content.values():
-        if isinstance(record, ConfigRecord) and MERGED in record:
-            return int(record[MERGED])  # type: ignore[arg-type]
-    return sum(
-        array.__dict__["_held"].nbytes
-        if isinstance(array, HeldArray)
-        else math.prod(array.shape) * np.dtype(array.dtype).itemsize
-        for record in content.values()
-        if isinstance(record, ArrayRecord)
-        for array in record.values()
-    )
+def records_of(content: RecordDict, kind: type[R]) -> list[tuple[str, R]]:
+    """The records of a kind by name. Flower's own views copy and check all records, at each of thousands of sites."""
+    return [(name, record) for name, record in content.__dict__["_data"].items() if _is_of(type(record), kind)]
+
+
+# Flower's classes ask their registers each time.
+_is_of = cast(Callable[[type[Any], type[Any]], bool], lru_cache(issubclass))
+
+
+def size_of(content: RecordDict, counted: dict[int, int] | None = None) -> int:
+    """Bytes of the arrays that a message has or stands for; names and the few numbers beside them are not counted.
+
+    counted: by its identity, the bytes of each record of arrays, for messages that share them while they are counted.
+    """
+    for _, told in records_of(content, ConfigRecord):
+        if MERGED in told.__dict__["_data"]:
+            return int(told[MERGED])  # type: ignore[arg-type]
+    counted = {} if counted is None else counted
+    records = [record for _, record in records_of(content, ArrayRecord)]
+    for record in records:
+        if id(record) not in counted:
+            counted[id(record)] = sum(map(_bytes_of, record.values()))
+    return sum(counted[id(record)] for record in records)
+
+
+def _bytes_of(array: Array) -> int:
+    if isinstance(array, HeldArray):
+        return int(array.__dict__["_held"].nbytes)
+    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
 
 
 def bytes_of(message: Message) -> list[bytes]:

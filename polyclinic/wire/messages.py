@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from time import time
 from typing import Annotated, Any, Literal, TypeVar
 from urllib.parse import quote
 
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from polyclinic.errors import ConfigError
@@ -33,6 +34,10 @@ COUNTS = "counts"
 STANDARDISER, LOCAL = "standardiser", "local"
 # What a program asks beside the model, as the generator of a game; of a sum in place of a model, what the sum depends on.
 QUESTION = "question"
+
+
+# Where a record that was not sent to another process has the request that it was made of.
+_ASKED = "_asked"
 
 
 def is_model(key: str) -> bool:
@@ -70,7 +75,13 @@ class Request(BaseModel):
     plan: str = Field("", max_length=1_000_000)
 
     def record(self) -> ConfigRecord:
-        return filled(ConfigRecord(), {key: value for key, value in self.model_dump().items() if value is not None})
+        """What travels; within a process the record has the request itself beside it, so that nobody checks it again."""
+        record = filled(ConfigRecord(), self.items())
+        record.__dict__[_ASKED] = self
+        return record
+
+    def items(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if value is not None}
 
 
 class EnrolRequest(Request):
@@ -215,6 +226,28 @@ def state_file(home: Path, run: str, round: int) -> Path:
     return home / f"optimizer-{run}-{round:06d}.safetensors"
 
 
+def passed_on(message: Message, content: RecordDict, **changed: Any) -> Message:
+    """The message with another content, and with other values of its metadata, by their names.
+
+    Not by Flower's constructor, which checks each of them: for thousands of small messages that takes longer than the training.
+    """
+    metadata = type(message.metadata).__new__(type(message.metadata))
+    metadata.__dict__ |= message.metadata.__dict__ | {f"_{name}": value for name, value in changed.items()}
+    passed = Message.__new__(Message)
+    passed.__dict__ |= {"_metadata": metadata, "_content": content, "_error": None}
+    return passed
+
+
+def answering(message: Message, content: RecordDict) -> Message:
+    """The reply to a message, as Flower's constructor makes it: it lives as long as the message would have lived on."""
+    asked, now = message.metadata, time()
+    return passed_on(
+        message, content, message_id="", src_node_id=asked.dst_node_id, dst_node_id=asked.src_node_id,
+        reply_to_message_id=asked.message_id, created_at=now, ttl=asked.created_at + asked.ttl - now,
+        src_task_id=asked.dst_task_id, dst_task_id=asked.src_task_id, delivered_at="",
+    )  # fmt: skip
+
+
 R = TypeVar("R", bound=Request)
 
 
@@ -225,6 +258,9 @@ def read_request(kind: type[R], content: RecordDict) -> R:
         raise ConfigError(
             f"The message carries no ConfigRecord named {RECORD!r}; it was not sent by Polyclinic's server."
         )
+    asked = record.__dict__.get(_ASKED)
+    if type(asked) is kind and asked.items() == record:  # nobody changed it on its way
+        return asked
     try:
         return kind.model_validate(dict(record))
     except ValidationError as error:

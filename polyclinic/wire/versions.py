@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from platform import platform, python_version
 
@@ -13,7 +15,8 @@ ENROLLED = ("flwr", "torch", "dp-accounting")
 RECORDED = (*ENROLLED, "opacus", "ray", "numpy", "pandas", "scikit-learn", "pydantic")
 
 
-def versions(packages: tuple[str, ...] = ENROLLED) -> dict[str, str]:
+@lru_cache(maxsize=4)
+def versions(packages: tuple[str, ...] = ENROLLED) -> Mapping[str, str]:
     """The versions of Polyclinic, of Python and of those of ``packages`` that are installed, by name."""
     installed = {"polyclinic": polyclinic.__version__, "python": python_version()}
     for package in packages:
@@ -26,7 +29,7 @@ def versions(packages: tuple[str, ...] = ENROLLED) -> dict[str, str]:
 
 def recorded_versions() -> dict[str, str]:
     """What a run's folder records of the machine that coordinates the run."""
-    return versions(RECORDED) | {"platform": platform()}
+    return {**versions(RECORDED), "platform": platform()}
 
 
 def version_conflict(hospital: str, coordinator: str) -> str | None:

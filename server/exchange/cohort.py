@@ -67,11 +67,11 @@ def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int, last: M
         if number - last.get(site.name, -config.participation.min_separation) >= config.participation.min_separation
     ]
     size = cohort_size(config, len(sites))
+    if config.participation.sampling == "fixed" and size >= len(free):
+        return free
     draws = generator(config.seed, "cohort", number)
     if config.participation.sampling == "poisson":
         secret = config.central.on and not all(site.simulated for site in sites)
         chances = system_stream().uniform(len(free)) if secret else draws.random(len(free))
         return [site for site, chance in zip(free, chances, strict=True) if chance < size / len(sites)]
-    if size >= len(free):
-        return free
     return [free[index] for index in sorted(draws.choice(len(free), size, replace=False))]

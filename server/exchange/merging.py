@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 
 from polyclinic.errors import PolyclinicError
-from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, to_record, weighted_mean
+from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, records_of, to_record, weighted_mean
 from polyclinic.wire.messages import RECORD
 
 
@@ -49,12 +49,12 @@ def merge(replies: Sequence[Message], key: str) -> list[Message]:
 
 
 def metrics_of(reply: Message) -> MetricRecord:
-    return next(record for record in reply.content.values() if isinstance(record, MetricRecord))
+    return records_of(reply.content, MetricRecord)[0][1]
 
 
 def arrays_of(reply: Message) -> list[tuple[str, ArrayRecord]]:
-    """The reply's records of arrays by name. Flower's own views copy and check all records, at each of thousands of sites."""
-    return [(name, record) for name, record in reply.content.items() if isinstance(record, ArrayRecord)]
+    """The reply's records of arrays by name."""
+    return records_of(reply.content, ArrayRecord)
 
 
 def _record_of(reply: Message) -> ConfigRecord:

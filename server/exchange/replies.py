@@ -14,7 +14,7 @@ from polyclinic.server.exchange.merging import arrays_of, is_merged, metrics_of
 from polyclinic.server.exchange.sites import Exchange, Site
 from polyclinic.server.state import RunState
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import from_record, to_record
+from polyclinic.wire.arrays import from_record, records_of, to_record
 from polyclinic.wire.compression import Compression, decode
 from polyclinic.wire.messages import RECORD, is_model
 
@@ -108,7 +108,7 @@ def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:
 
 def problem(reply: Message, like: Arrays | None = None) -> str | None:
     """Why a reply cannot be aggregated, or None; ``like``: the arrays that its own must be like."""
-    records = [(name, record) for name, record in reply.content.items() if isinstance(record, MetricRecord)]
+    records = records_of(reply.content, MetricRecord)
     if not records:
         return "the reply carries no MetricRecord"
     if [name for name, _ in records] != ["metrics"]:

@@ -19,7 +19,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger.terms import Terms
 from polyclinic.wire.arrays import MERGED, WEIGHT, filled, size_of, unreadable
-from polyclinic.wire.messages import RECORD, REFUSED, Request
+from polyclinic.wire.messages import RECORD, REFUSED, Request, passed_on
 from polyclinic.wire.passing import PassingGrid
 
 NO_REPLY = 504
@@ -175,6 +175,8 @@ class SiteGrid(PassingGrid):
         replies = self._grid.send_and_receive([message for _, message in addressed], timeout=timeout)
         found = by_index(replies, {site.index: site.node for site, _ in addressed})
         exchange = Exchange([])
+        counted: dict[int, int] = {}
+        speaks_for_itself = not getattr(self._grid, "merges", False)
         for site, message in addressed:
             reply = found.get(site.index) or Message(Error(NO_REPLY, silence(timeout)), reply_to=message)
             reply.metadata.__dict__["_src_node_id"] = site.id
@@ -185,17 +187,18 @@ class SiteGrid(PassingGrid):
             elif why := unreadable(reply.content):
                 exchange.dropped.append((site, why))
             else:
-                if not getattr(self._grid, "merges", False):
+                if speaks_for_itself:
                     _speak_for_itself(reply)
-                exchange.sizes[site.index] = size_of(message.content), size_of(reply.content)
+                exchange.sizes[site.index] = size_of(message.content, counted), size_of(reply.content, counted)
                 exchange.replies.append((site, reply))
         return exchange
 
     def _addressed(self, message: Message) -> tuple[Site, Message]:
         site = self._cohort[message.metadata.dst_node_id]
-        content = filled(RecordDict(), {**message.content, **self._shared, RECORD: self._request(site).record()})
-        kind = message.metadata.message_type
-        return site, Message(content, site.node, kind, ttl=message.metadata.ttl, group_id=str(site.index))
+        records = message.content.__dict__["_data"] | self._shared | {RECORD: self._request(site).record()}
+        return site, passed_on(
+            message, filled(RecordDict(), records), dst_node_id=site.node, group_id=str(site.index)
+        )  # fmt: skip
 
 
 def put(

@@ -288,7 +288,8 @@ def _alike(sites: Sequence[Site]) -> tuple[list[Site], Dropped]:
         schemas.append(
             next((schema for schema in schemas if schema is site.schema or schema == site.schema), site.schema)
         )
-    common = max(schemas, key=lambda schema: sum(schema is other for other in schemas), default=None)
+    votes = Counter(map(id, schemas))
+    common = max(schemas, key=lambda schema: votes[id(schema)], default=None)
     fit = [site for site, schema in zip(own, schemas, strict=True) if schema is common]
     strangers = [site.name for site, schema in zip(own, schemas, strict=True) if schema is not common]
     return fit, dropped + [

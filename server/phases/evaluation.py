@@ -129,9 +129,10 @@ def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, An
 
 def _note_costs(run: Run, state: RunState, exchange: Exchange, request: str) -> None:
     """Note what private metrics cost each real hospital, unless it refused or withheld them."""
-    withheld = [site for site, reply in exchange.replies if COUNTS not in reply.content]
+    refused = {site.index for site, reply in exchange.replies if COUNTS not in reply.content}
+    refused |= {site.index for site in exchange.refusals}
     for site in [site for site, _ in (*exchange.replies, *exchange.dropped)]:
-        if site in withheld or site in exchange.refusals:
+        if site.index in refused:
             for account in _accounts(state, site.name):
                 account.refuse(request)
         else:

@@ -89,7 +89,7 @@ def without_silent(run: Run, state: RunState, number: int) -> Run:
 
 
 def _grows(run: Run) -> bool:
-    return may_join(run.program) and not any(site.simulated for site in run.sites)
+    return not any(site.simulated for site in run.sites) and may_join(run.program)
 
 
 def unlike(site: Site, config: RunConfig) -> str | None:

@@ -46,7 +46,7 @@ def run_rounds(
     round with too few valid replies for another reason changes no model where simulated conditions lose replies, and
     ``state.unchanged`` says why. Raises TooFew for it where they do not, BudgetRefused in the first round.
     """
-    config = run.config
+    config, unknown = run.config, dict.fromkeys(run_judge(run).by_round)
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
         run = with_newcomers(run, state, number, keep)
@@ -73,7 +73,6 @@ def run_rounds(
             rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
-            unknown = dict.fromkeys(run_judge(run).by_round)
             rows = [{"round": number, "site": name} | unknown for name in figures]
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import engine
+from benchmarks.common import machine
 from benchmarks.common.probes import Probe, ProbeFailed, Sample
 from benchmarks.common.report import BEGIN, END, TITLES, write_section
 from benchmarks.common.rows import Goal, Row, measure
@@ -78,6 +80,7 @@ def test_an_unmeasured_row_is_measured_and_a_measured_one_kept(
     out = tmp_path / "result.json"
     rows = [Row(name, 50, True, Goal("at least", 5), (OURS,), THEIRS, repeats=1) for name in ("pfl", "flower")]
     monkeypatch.setattr(engine, "full", lambda names: [row for row in rows if row.against in names])
+    monkeypatch.setattr(engine, "quiet", lambda: 0.1)
     monkeypatch.setattr(engine, "run", lambda probe: Sample(1.0))
     assert engine.main(["--only", "pfl", "--out", str(out)]) == 0
     monkeypatch.setattr(engine, "run", lambda probe: Sample(2.0))
@@ -86,6 +89,28 @@ def test_an_unmeasured_row_is_measured_and_a_measured_one_kept(
     assert found == {"flower": 2.0, "pfl": 1.0}
     assert "pfl, 50 sites, DP: kept" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_beside_other_work_no_row_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [Row("pfl", sites, False, Goal("at least", 5), (OURS,), THEIRS, repeats=1) for sites in (50, 200)]
+    monkeypatch.setattr(engine, "full", lambda names: rows)
+    monkeypatch.setattr(engine, "run", lambda probe: Sample(1.0))
+    busy = iter((0.2, 1.9, 1.9))
+    monkeypatch.setattr(machine, "busy_cores", lambda: next(busy))
+    monkeypatch.setattr(engine, "quiet", lambda: machine.quiet(patience=0.0))
+    out = tmp_path / "result.json"
+    assert engine.main(["--out", str(out)]) == 3
+    assert "Other work takes 1.9 of" in capsys.readouterr().err
+    assert not out.exists()
+    (row,) = json.loads(out.with_suffix(".partial.json").read_text())["rows"]
+    assert (row["sites"], row["busy_cores"]) == (50, 0.2)
+
+
+def test_work_of_a_second_is_counted() -> None:
+    busy = machine.busy_cores(0.2)
+    assert busy is None or 0 <= busy <= (os.cpu_count() or 1)
 
 
 def test_resuming_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -97,8 +122,8 @@ def test_the_section_of_the_page_is_replaced_between_its_marks_and_the_rest_stay
     page = tmp_path / "engine.md"
     page.write_text(f"# Engine\n\nbefore\n\n## Speed\n\n{BEGIN}\nold\n{END}\n\nafter\n", encoding="utf-8")
     row = measure(Row("flower", 50, True, Goal("at least", 5), (OURS,), THEIRS), lambda probe: Sample(1e-3), "abc")
-    machine = dict.fromkeys(("date", "commit", "cpu", "cores", "memory_gigabytes", "python", "load"), "x")
-    write_section(page, {"machine": machine, "rows": [row]}, "results/engine.svg")
+    place = dict.fromkeys(("date", "commit", "cpu", "cores", "memory_gigabytes", "python", "load"), "x")
+    write_section(page, {"machine": place, "rows": [row]}, "results/engine.svg")
     text = page.read_text(encoding="utf-8")
     assert "old" not in text
     assert text.startswith("# Engine\n\nbefore") and text.endswith("after\n")

@@ -130,7 +130,7 @@ def test_a_real_hospital_fills_by_its_own_files(tmp_path: Path) -> None:
         context = Context(1, 1, {"hospital": str(file)}, RecordDict(), config.flat())
         found: np.ndarray = filled_rows(
             open_hospital(context, EnrolRequest(run="r", site=0, version=polyclinic.__version__), config), imputation
-        )[0].x
+        ).x
         return found
 
     gone = np.isnan(rows("mean")[:, 1])

@@ -106,6 +106,9 @@ def test_tables_hold_what_the_runs_reached(tmp_path: Path) -> None:
     single = federation.run(privacy={"epsilon": 3}, seed=1, split={"seed": 1}, out=str(tmp_path / "single"))
     row = table.iloc[3]
     assert row["auroc"] == single.pooled["auroc"] and row["epsilon"] == single.privacy["epsilon"]
+    swept = Run.open(tmp_path / row["run"])
+    assert swept.summary().model_sha256 == single.summary["model_sha256"]
+    pd.testing.assert_frame_equal(swept.rounds().drop(columns="seconds"), single.rounds.drop(columns="seconds"))
     assert row["auroc@hospital-2"] == single.sites.loc["hospital-2", "auroc"]
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "sweep.parquet"), table)
     summary = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["privacy.epsilon", "site", "metric"])

@@ -73,7 +73,7 @@ def test_a_hospital_is_sent_a_question_and_answers_with_its_sum(tmp_path: Path, 
     request = REQUEST.model_copy(update={"noise_multiplier": 1e-3})
     reply = asked(hospital, config, {QUESTION: question_of(config, schema)}, request)
     assert not reply.has_error(), reply.error
-    rows, _ = filled_rows(open_hospital(context(hospital, config), request, config), config.data.imputation)
+    rows = filled_rows(open_hospital(context(hospital, config), request, config), config.data.imputation)
     answer = from_record(reply.content.array_records["arrays"])
     assert answer.keys() == {"sum"}
     total = mean_of(config, schema, rows) * rows.patients

@@ -24,6 +24,7 @@ from polyclinic.privacy.accounting import dpsgd_event, epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.server.calibration import calibrate
+from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.phases.joining import unlike
 from tests.nursery import python
@@ -175,6 +176,24 @@ _DIES = {
 }
 
 
+def test_quick_rounds_of_a_simulation_share_a_checkpoint_and_are_made_again_the_same(
+    quick: Quick, tmp_path: Path
+) -> None:
+    """Killed in round 3, of whose charges the ledger knows and no checkpoint does."""
+    whole = quick(rounds=4)
+    options = ["-c", "checkpoints.every=0"]
+    folder = _start_and_kill(tmp_path / "killed", rounds=4, after=0, options=options, dies="two rounds on")
+    assert load_checkpoint(folder / "checkpoint.safetensors")[0].round == 0
+    assert [event["round"] for event in Ledger.read(folder / "sites" / "ledger.sqlite", "hospital-1").events()] == [
+        0, 1, 2, 3,
+    ]  # fmt: skip
+    resumed = Federation.resume(folder)
+    assert resumed.summary["model_sha256"] == whole.summary["model_sha256"]
+    assert resumed.privacy["epsilon"] == whole.privacy["epsilon"]
+    for site in resumed.summary["statement"]["sites"].values():
+        assert [event["round"] for event in site["events"]] == [0, 1, 2, 3, 4] and site["intact"]
+
+
 def test_a_hospital_that_skipped_rounds_goes_on_from_its_last_state(quick: Quick, tmp_path: Path) -> None:
     """It last trained two rounds before the one in which the run died after its training."""
     kept = {"participation.fraction": 0.5, "training.optimizer": "adam", "training.learning-rate": 0.05}
@@ -299,7 +318,8 @@ def _start_and_kill(
         "from polyclinic.cli import main\n"
         "main()\n"
     )
-    arguments = ["--rounds", str(rounds), "--out", str(out), "-c", "training.local-steps=2", *(options or [])]
+    every = ["-c", "checkpoints.every=1", "-c", "training.local-steps=2"]
+    arguments = ["--rounds", str(rounds), "--out", str(out), *every, *(options or [])]
     done = python("-c", script, *arguments)
     assert done.returncode == -signal.SIGKILL, done.stderr
     return next(path for path in out.iterdir() if path.is_dir())

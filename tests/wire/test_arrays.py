@@ -3,7 +3,7 @@
 import pickle
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
@@ -28,3 +28,13 @@ def test_a_held_array_is_pickled_and_equals_flowers_bytes() -> None:
     assert isinstance(again, HeldArray) and again.data == Array(ARRAYS["w"]).data == held.data
     held.numpy()[:] = 0
     assert np.array_equal(from_record(ArrayRecord({"w": held}))["w"], ARRAYS["w"])
+
+
+def test_sizes_count_a_shared_record_once_and_every_message_whole() -> None:
+    shared, counted = to_record(ARRAYS), {}
+    for more in (1, 2):
+        content = RecordDict(
+            {"arrays": shared, "own": to_record({"w": np.zeros(more)}), "told": ConfigRecord({"a": 1})}
+        )
+        assert size_of(content, counted) == size_of(content) == 6 * 4 + 8 + 8 * more
+    assert counted[id(shared)] == 6 * 4 + 8

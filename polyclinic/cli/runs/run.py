@@ -145,6 +145,9 @@ def run(
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
     resolved = RunConfig.build(*_layers(config, sets, given))
+    with loading():
+        from polyclinic.evaluation.report import stand_by
+    stand_by()
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.runs.live import LiveProgress
         from polyclinic.federation import Federation

@@ -41,7 +41,13 @@ def sweep(
         bool,
         typer.Option("--same-split", help="All seeds hold out the same patients; without it, each seed draws its own."),
     ] = False,
-    jobs: Annotated[int, typer.Option(min=1, help="Runs at once, each in a process of its own.")] = 1,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs at once, each in a process of its own; without it as many as there are cores, for each eight runs one.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Run every combination of the values that -c lists: -c privacy.epsilon=0.5,1,3 -c strategy=fedavg,fedprox --seeds 20.
@@ -61,11 +67,12 @@ def sweep(
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
         from polyclinic.cli.runs.live import SweepProgress
-        from polyclinic.federation import run_sweep
+        from polyclinic.federation import run_sweep, usual_jobs
         from polyclinic.sweeps import plan
     # With --json, what plug-ins print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), SweepProgress(screen) as watch:
-        result = run_sweep(plan(given, axes, seeds, folds, same_split), jobs, watch)
+        runs = plan(given, axes, seeds, folds, same_split)
+        result = run_sweep(runs, jobs or usual_jobs(runs), watch)
     if as_json:
         print_json(_json(result))
     else:

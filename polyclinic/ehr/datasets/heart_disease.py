@@ -71,9 +71,13 @@ def _parsed(cleveland: Path, hungary: Path, switzerland: Path, long_beach: Path)
     return records
 
 
-def _raw() -> pd.DataFrame:
+def _places() -> tuple[Path, ...]:
     files = FILES.get()
-    return _parsed(*(files[_OF_SITE[site]] for site in SITES)).copy()
+    return tuple(files[_OF_SITE[site]] for site in SITES)
+
+
+def _raw() -> pd.DataFrame:
+    return _parsed(*_places()).copy()
 
 
 def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
@@ -90,9 +94,15 @@ def load() -> pd.DataFrame:
     in each centre 66 % train by scikit-learn's train_test_split with seed 43, stratified where every class has more
     than two rows. Cholesterol 0 is kept.
     """
+    return _split(_places()).copy()
+
+
+@lru_cache(maxsize=1)
+def _split(places: tuple[Path, ...]) -> pd.DataFrame:
+    """``load`` of files that were checked; so many runs in a process split them once."""
     from sklearn.model_selection import train_test_split
 
-    raw = _raw().drop(columns=list(LEFT_OUT))
+    raw = _parsed(*places).drop(columns=list(LEFT_OUT))
     raw = raw[raw.notna().all(axis=1)].reset_index(drop=True)
     split = np.full(len(raw), "train", dtype=object)
     for site in SITES:

@@ -6,6 +6,7 @@ it measures nothing and touches no record.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,7 @@ from polyclinic.evaluation.figures.results import result_figures
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.formats import Summary
 from polyclinic.evaluation.page import render, write_page
-from polyclinic.evaluation.report import templates
+from polyclinic.evaluation.report import artist, templates
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.evaluation.report.card import markdown, model_card
 from polyclinic.evaluation.report.context import cost, report_context, utility
@@ -47,7 +48,8 @@ class Results:
         return read_quality(self.run)
 
 
-Drawn = dict[str, dict[str, tuple[str, "Figure"]]]
+#: Figures by section and name: as SVG, and those of training as PNG too.
+Drawn = dict[str, dict[str, tuple[str, bytes | None]]]
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
@@ -57,7 +59,7 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
     Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
     """
     results = read_results(Run(Path(run_dir)))
-    return _render(results, _drawn(results) if with_figures else {}, page or results.run.report)
+    return _render(results, lambda: _drawn(results, False) if with_figures else {}, page or results.run.report)
 
 
 def write_plots(run_dir: Path) -> list[Path]:
@@ -73,10 +75,22 @@ def write_plots(run_dir: Path) -> list[Path]:
 
 def write_report(run: Run) -> Path:
     """``write_plots`` and ``render_report`` of figures that are drawn once; without pictures a report of tables alone."""
+    answer = artist.ask(run.path) if run.pictures else dict
     results = read_results(run)
-    drawn = _drawn(results) if run.pictures else {}
-    _write(results, drawn)
+
+    def drawn() -> Drawn:
+        found: Drawn | None = answer()
+        if found is None:
+            found = _drawn(results)
+        _write(results, found)
+        return found
+
     return _render(results, drawn, run.report)
+
+
+def stand_by() -> None:
+    """Let a process of its own draw the figures of the run that this process is about to make (``write_report``)."""
+    artist.stand_by(lambda folder: _drawn(read_results(Run(folder))))
 
 
 def read_results(run: Run) -> Results:
@@ -87,8 +101,8 @@ def read_results(run: Run) -> Results:
     return Results(run, run.summary_json(), run.rounds())
 
 
-def _drawn(results: Results) -> Drawn:
-    """The run's figures by section and name, each as SVG and as it was drawn."""
+def _drawn(results: Results, in_dots: bool = True) -> Drawn:
+    """The run's figures."""
     flow = results.summary.get("flow")
     sections = {
         "training": result_figures(results.summary, results.rounds, "training"),
@@ -98,16 +112,22 @@ def _drawn(results: Results) -> Drawn:
         "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
     }
     return {
-        section: {name: (to_svg(figure), figure) for name, figure in figures.items()}
+        # A picture in dots takes three times as long as one in lines.
+        section: {name: _pictured(figure, in_dots and section == "training") for name, figure in figures.items()}
         for section, figures in sections.items()
     }
 
 
-def _render(results: Results, drawn: Drawn, page: Path) -> Path:
+def _pictured(figure: Figure, in_dots: bool) -> tuple[str, bytes | None]:
+    svg = to_svg(figure)
+    figure.set_layout_engine(None)  # its parts have their places since it was drawn in lines
+    return svg, to_png(figure) if in_dots else None
+
+
+def _render(results: Results, drawn: Callable[[], Drawn], page: Path) -> Path:
     from markupsafe import Markup
 
-    shown = {name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn.items()}
-    shared = report_context(results.summary, results.rounds) | {"figures": shown}
+    shared = report_context(results.summary, results.rounds)
     card = model_card(results.run, shared)
     if card and page == results.run.report:
         write_file(results.run.card_file, markdown(shared["title"], card))
@@ -132,6 +152,9 @@ def _render(results: Results, drawn: Drawn, page: Path) -> Path:
         (templates.CARD, {"card": card} if card else None),
         (templates.REPEAT, files),
     ]
+    shared["figures"] = {
+        name: pictures({key: svg for key, (svg, _) in figures.items()}) for name, figures in drawn().items()
+    }
     parts = [render(template, shared | values) for template, values in sections if values is not None]
     return write_page(page, shared["title"], Markup("\n\n").join(parts))
 
@@ -141,11 +164,10 @@ def _write(results: Results, drawn: Drawn) -> list[Path]:
     folder.mkdir(exist_ok=True)
     written = []
     for section, figures in drawn.items():
-        for name, (svg, figure) in figures.items() if section != "patients" else ():
+        for name, (svg, png) in figures.items() if section != "patients" else ():
             written.append(folder / f"{name}.svg")
             written[-1].write_text(svg, encoding="utf-8")
-            if section == "training":  # a picture in dots takes three times as long as one in lines
+            if png is not None:
                 written.append(folder / f"{name}.png")
-                figure.set_layout_engine(None)  # its parts have their places since it was drawn in lines
-                written[-1].write_bytes(to_png(figure))
+                written[-1].write_bytes(png)
     return written

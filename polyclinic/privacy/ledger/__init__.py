@@ -100,7 +100,7 @@ class Ledger:
         path = Path(path)
         if not path.exists():
             create(path)
-        with connection(path) as db:
+        with connection(path, durable=alone) as db:
             known = {found.site: found for found in terms_in(db)}
         wrong = [name for name in known if name != terms[0].site] if alone else []
         if wrong:
@@ -217,11 +217,13 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
     Charges that are not ``durable`` survive a crash of the process; one of the machine only after ``on_disk``.
     """
     path = charges[0][0].path
-    if not all(ledger.writable and ledger.path == path for ledger, _ in charges):
+    if not all(ledger.writable and (ledger.path is path or ledger.path == path) for ledger, _ in charges):
         raise ConfigError(f"The ledger {path} was opened for reading, so it cannot be charged.")
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     results: list[float | BudgetRefused] = []
     rows: list[tuple[Any, ...]] = []
+    # Most sites of a simulation have spent the same under the same terms, and are charged the same.
+    alike: dict[tuple[object, ...], tuple[str, str, History, float | BudgetRefused]] = {}
     with transaction(path, durable) as db:
         heads = heads_in(db)
         for ledger, charge in charges:
@@ -231,13 +233,13 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
                 results.append(before)
                 continue
             seq, past = _past_of(db, path, site, heads)
-            entry = entry_of(charge.event)
-            is_first = is_costly(entry) and all(block.run != charge.run for block in past)
-            plan = charge.plan if is_first else ""
-            if plan and not charge.release:
-                plan = with_spares(past, charge.run, plan, ledger.terms)
-            total = with_charge(past, charge.run, entry, read_plan(plan))
-            after = _afford(ledger.terms, past, total, charge)
+            terms = ledger.terms.delta, ledger.terms.relation, ledger.terms.budget, ledger.terms.accountant
+            key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release)
+            if key not in alike:
+                alike[key] = _judged(ledger.terms, past, charge)
+            entry, plan, total, after = alike[key]
+            if isinstance(after, BudgetRefused):
+                after = _judged(ledger.terms, past, charge)[-1]  # which names its own site
             results.append(after)
             if not isinstance(after, BudgetRefused):
                 row = Row(
@@ -249,6 +251,17 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
         db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 10}?)", rows)
         db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
     return results
+
+
+def _judged(terms: Terms, past: History, charge: Charge) -> tuple[str, str, History, float | BudgetRefused]:
+    """The charge as an entry, the plan that is recorded with it, all that is spent with it, and its epsilon or its refusal."""
+    entry = entry_of(charge.event)
+    is_first = is_costly(entry) and all(block.run != charge.run for block in past)
+    plan = charge.plan if is_first else ""
+    if plan and not charge.release:
+        plan = with_spares(past, charge.run, plan, terms)
+    total = with_charge(past, charge.run, entry, read_plan(plan))
+    return entry, plan, total, _afford(terms, past, total, charge)
 
 
 def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str) -> None:
@@ -283,7 +296,7 @@ def past_all(ledgers: Sequence[Ledger]) -> list[History]:
 
 
 # What a chain of hashes stands for, by its head: read from the file once, and then valid as long as nobody else charges.
-_pasts: dict[tuple[Path, str], tuple[str, int, History]] = {}
+_pasts: dict[tuple[str, str], tuple[str, int, History]] = {}
 _MOST_PASTS = 100_000
 
 
@@ -291,17 +304,17 @@ def _past_of(db: sqlite3.Connection, path: Path, site: str, heads: Mapping[str, 
     """The number of a site's charges, and what they have spent. Raises LookupError if the file does not hold the site."""
     if site not in heads:
         raise LookupError(f"the site {site!r} is missing")
-    remembered = _pasts.get((path, site))
+    remembered = _pasts.get((str(path), site))
     if remembered is None or remembered[0] != heads[site]:
         _remember(path, site, heads[site], *past_in(db, site))
-        remembered = _pasts[path, site]
+        remembered = _pasts[str(path), site]
     return remembered[1:]
 
 
 def _remember(path: Path, site: str, head: str, charges: int, history: History) -> None:
     if len(_pasts) >= _MOST_PASTS:
         _pasts.clear()
-    _pasts[path, site] = head, charges, history
+    _pasts[str(path), site] = head, charges, history
 
 
 def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float | None:

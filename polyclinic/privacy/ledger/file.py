@@ -9,7 +9,9 @@ from __future__ import annotations
 import errno
 import json
 import math
+import os
 import sqlite3
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
@@ -211,15 +213,58 @@ def connection(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection]
     if not path.is_file():
         raise DataError(f"There is no privacy ledger at {path}.")
     with explained(path):
-        # "rw" never creates a file, and rolls back what a killed process left half done.
-        db = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None
-        )
+        if not durable:
+            with _newest.of(path) as db:
+                yield db
+            return
+        db = _connected(path, "EXTRA")
         try:
-            db.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'OFF'}")
             yield db
         finally:
             db.close()
+
+
+def _connected(path: Path, synchronous: str) -> sqlite3.Connection:
+    # "rw" never creates a file, and rolls back what a killed process left half done.
+    db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
+    db.execute(f"PRAGMA synchronous = {synchronous}")
+    return db
+
+
+class _Newest(threading.local):
+    """The connection that a thread used last for a simulation's rounds: to open it takes as long as to charge a few hospitals."""
+
+    def __init__(self) -> None:
+        self._db: sqlite3.Connection | None = None
+        self._file: tuple[int, ...] = ()
+
+    @contextmanager
+    def of(self, path: Path) -> Iterator[sqlite3.Connection]:
+        """A connection to the file, opened anew where another process, or anything but this connection, wrote it."""
+        if self._db is None or self._file != _stamp(path) or self._db.in_transaction:
+            self.forget()
+            self._db = _connected(path, "OFF")
+        try:
+            yield self._db
+        finally:
+            with suppress(FileNotFoundError):
+                self._file = _stamp(path)
+
+    def forget(self) -> None:
+        if self._db is not None and self._file[:1] == (os.getpid(),):
+            self._db.close()
+        elif self._db is not None:
+            _inherited.append(self._db)  # a forked process must not close its parent's
+        self._db = None
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    """This process, and the very file as it is now: while it is open, no other one has its number."""
+    found = path.stat()
+    return os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+
+
+_newest, _inherited = _Newest(), list[sqlite3.Connection]()
 
 
 @contextmanager

@@ -17,16 +17,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from scipy.linalg import solve_sylvester
 
 from polyclinic.errors import ConfigError
+from polyclinic.models.tabular import logistic_shapes
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
-from polyclinic.training.modules import load
+from polyclinic.training.modules import check_fit
 from polyclinic.training.synthesis import SumsTask
 from polyclinic.types import Arrays, Builder, Floats, Ints
 
@@ -135,15 +136,15 @@ class Newton:
         parts = {2: every[:, 1:], 1: every[:, 0]}
         return {name: np.ascontiguousarray(parts[value.ndim]).astype(value.dtype) for name, value in like.items()}
 
-    @property
+    @cached_property
     def _width(self) -> int:
         return self.layout.features + 1
 
-    @property
+    @cached_property
     def _logits(self) -> int:
         return self.layout.classes - 1
 
-    @property
+    @cached_property
     def _contrasts(self) -> Floats:
         """(K, K-1) orthonormal columns that add up to 0, each class beside those before it (Helmert)."""
         columns = np.triu(np.ones((self._logits + 1, self._logits)))
@@ -162,17 +163,17 @@ class Newton:
         """The length of an outcome's contrasts."""
         return math.sqrt(1 - 1 / (self._logits + 1))
 
-    @property
+    @cached_property
     def _radius(self) -> float:
         """The length of a row of standardised features that is usual, and from which on rows are shortened."""
         return math.sqrt(1.0 + float(self._usual_variances.sum()))
 
-    @property
+    @cached_property
     def _usual_variances(self) -> Floats:
         """(q-1,) variances of features before any is seen: standardised numbers, and what is 0 or 1."""
         return np.where(self.layout.numeric[: self.layout.features], 1.0, _OF_YES_OR_NO)
 
-    @property
+    @cached_property
     def _pairs(self) -> tuple[Ints, Ints]:
         """Products of which features are asked for: of all, or where they are many each with itself."""
         at = np.arange(self._width - 1)
@@ -283,6 +284,8 @@ class Newton:
 
     def _step(self, state: Arrays, gradient: Floats, noise: float, patients: float) -> Arrays:
         """The best coefficients by all gradients so far. noise: standard deviation in each entry of ``gradient``."""
+        from scipy.linalg import solve_sylvester  # loaded by the runs that need it
+
         basis, seen = state["basis"], state["seen"][:, None]
         inverse = np.linalg.inv(basis)
         here = inverse @ state["weights"]
@@ -311,9 +314,14 @@ class Newton:
         """(draws, K-1) logits of patients, were these normal."""
         mean, covariance = self._logits_of(state, here)
         values, vectors = np.linalg.eigh(covariance)
-        draws = generator(0, "newton", "logits").standard_normal((_DRAWS // 2, self._logits))
-        draws = np.concatenate([draws, -draws]) * np.sqrt(np.clip(values, 0.0, None))
+        draws = self._draws * np.sqrt(np.clip(values, 0.0, None))
         return np.asarray(mean + draws @ vectors.T)
+
+    @cached_property
+    def _draws(self) -> Floats:
+        """(draws, K-1) standard normal, each beside its opposite."""
+        draws = generator(0, "newton", "logits").standard_normal((_DRAWS // 2, self._logits))
+        return np.concatenate([draws, -draws])
 
     def _curvature(self, state: Arrays, here: Floats) -> Floats:
         """(K-1, K-1) mean covariance of the outcome."""
@@ -349,7 +357,7 @@ class NewtonTask(SumsTask):
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for arrays that are not the model's."""
         if arrays:
-            load(build, arrays)
+            check_fit(logistic_shapes(features, self.method.layout.classes), arrays)
 
 
 def _shares(noisy: Floats, error: float) -> Floats:

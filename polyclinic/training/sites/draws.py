@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import poisson_samples
+from polyclinic.privacy.streams import taken
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Reals, under
 
@@ -68,6 +69,12 @@ class Draws:
             return self._site.noise.normal((steps, self._parameters))
         drawn, self._noise = process.draw(self._site.noise, self._noise, steps, self._parameters)
         return drawn * drawn.dtype.type(process.sensitivity(self._settings.participation))
+
+    def place(self, steps: int) -> tuple[int, int] | None:
+        """Where the next steps' noise is in the site's keyed stream, as ``streams.taken``; None where it is drawn otherwise."""
+        if self._settings.noise is not None:
+            return None
+        return taken(self._site.noise, steps * ((self._parameters + 1) // 2))
 
     def kept(self) -> Arrays:
         if self._batch_of is None:

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import numpy as np
 import torch
@@ -23,6 +25,7 @@ from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layered import Layered, held_by_layers, layered
 from polyclinic.training.stacked.layers import plan
+from polyclinic.training.stacked.looped import looped, looped_noise, looped_sums, sites_at_once, takes
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Builder, Ints, Reals
@@ -66,7 +69,13 @@ def _train(
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
-    groups = group_sites(work, settings.sample_rate, row_bytes, held)
+    parameters = list(module.parameters())
+    loops = looped(plan(module), settings, parameters[0].dtype) if engine == "linear" else None
+    if loops is None:
+        groups = group_sites(work, settings.sample_rate, row_bytes, held)
+    else:
+        some_sites = sites_at_once(sum(p.numel() for p in parameters))
+        groups = [[*range(begin, min(begin + some_sites, len(work)))] for begin in range(0, len(work), some_sites)]
     if settings.apart or (draws and engine == "functional"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
@@ -78,7 +87,7 @@ def _train(
         cut = partial(batch_parts, rows_at_once=rows_at_once)
         if settings.apart and private:
             cut = partial(patient_blocks, at_once=_patients_at_once(module, row_bytes, held))
-        trained = _Stacked(module, arrays, some, settings, compute, cut, memory_limit).updates()
+        trained = _Stacked(module, arrays, some, settings, compute, cut, memory_limit, loops).updates()
         updates.update(zip(group, trained, strict=True))
     return [updates[index] for index in range(len(work))]
 
@@ -125,48 +134,82 @@ class _Stacked(TrainedSites):
 
     def __init__(
         self, module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
-        cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int,
+        cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int, loops: Ints | None = None,
     ) -> None:  # fmt: skip
         super().__init__(module, arrays, work, settings)
         self._compute, self._cut = compute, cut
         # Passes that take turns draw from one stream, so that none may draw ahead of the others.
         self._memory_limit = memory_limit if len(self._passes) == 1 else 0
         self._table = build_table(work, self.model.dtype, settings.device)
+        self._loops = loops if loops is not None and takes(self._table, loops) else None
 
-    def _begin(self, running: Running) -> Iterator[tuple[Bools, Tensor | None]]:
-        return _draws(running, self.work, self.model.shape[1], self.model.dtype, self._memory_limit)
+    def _begin(self, running: Running) -> Iterator[tuple[Bools, AddNoise]]:
+        return _draws(running, self.work, self.model, self._memory_limit, self._loops is not None)
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
-        chosen, noise = next(running.state)
-        parts = self._cut(self._table, chosen)
+        chosen, add_noise = next(running.state)
+        if self._loops is None or penalty is not None:
+            gradient, loss = self._of_batches(models, self._table, chosen, penalty)
+        else:
+            gradient, loss = self._of_loops(self._loops, models, chosen)
+        add_noise(gradient)
+        sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
+        return gradient, loss, sampled
+
+    def _of_batches(
+        self, models: Tensor, table: Table, chosen: Bools, penalty: Penalty | None = None
+    ) -> tuple[Tensor, Reals]:
+        parts = self._cut(table, chosen)
         gradient, loss = self._compute(models, next(parts), penalty=penalty)
         for part in parts:
             more, more_loss = self._compute(models, part, penalty=penalty)
             gradient, loss = gradient.add_(more), loss + more_loss
-        if noise is not None:
-            gradient.add_(noise.to(gradient.device), alpha=running.settings.noise_scale)
-        sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
-        return gradient, loss.double().cpu().numpy(), sampled
+        return gradient, loss.double().cpu().numpy()
+
+    def _of_loops(self, loops: Ints, models: Tensor, chosen: Bools) -> tuple[Tensor, Reals]:
+        table, settings = self._table, self.settings
+        max_norm = None if settings.noise_multiplier is None else settings.max_grad_norm
+        gradient, losses, left = looped_sums(loops, models, table, chosen, max_norm)
+        for site in np.flatnonzero(left).tolist():
+            own = replace(table, site=np.zeros_like(table.site), sites=1)
+            gradient[site], losses[site] = (
+                part[0] for part in self._of_batches(models[site, None], own, chosen & (table.site == site))
+            )
+        return gradient, losses
+
+
+#: Adds a step's noise to the (S, P) sums of gradients, in place.
+AddNoise = Callable[[Tensor], object]
 
 
 def _draws(
-    running: Running, work: Sequence[SiteWork], parameters: int, dtype: torch.dtype, memory_limit: int
-) -> Iterator[tuple[Bools, Tensor | None]]:
-    """For each step, which patients it samples, (patients of all sites,), and its noise of unit scale, (S, P) or None."""
+    running: Running, work: Sequence[SiteWork], like: Tensor, memory_limit: int, in_loops: bool
+) -> Iterator[tuple[Bools, AddNoise]]:
+    """For each step, which patients it samples, (patients of all sites,), and what adds its noise; like: (S, P) models."""
     draws, noisy = running.draws, running.settings.noise_multiplier is not None
-    held = sum(site.rows.patients for site in work) + noisy * parameters * len(work)
+    held = sum(site.rows.patients for site in work) + noisy * like.numel()
     at_once = max(1, memory_limit // (8 * held + 1))
     for begin in range(0, running.settings.local_steps, at_once):
         steps = min(at_once, running.settings.local_steps - begin)
         chosen = np.concatenate([site.batches(steps) for site in draws], axis=1)
-        noise = _noise(draws, steps, parameters, dtype) if noisy else None
-        for step in range(steps):
-            yield chosen[step], None if noise is None else noise[step]
+        add_noise = _noise(draws, steps, like, running.settings.noise_scale, in_loops) if noisy else [_nothing] * steps
+        yield from zip(chosen, add_noise, strict=True)
 
 
-def _noise(draws: Sequence[Draws], steps: int, parameters: int, dtype: torch.dtype) -> Tensor:
-    """(steps, S, P) noise of unit scale, each site's from its own stream."""
-    noise = torch.empty(steps, len(draws), parameters, dtype=dtype, device="cpu")
+def _nothing(gradient: Tensor) -> None:
+    """Without privacy there is no noise."""
+
+
+def _noise(draws: Sequence[Draws], steps: int, like: Tensor, scale: float, in_loops: bool) -> Sequence[AddNoise]:
+    """What adds ``scale`` times each of the next steps' noise, each site's from its own stream."""
+    places = [site.place(steps) for site in draws] if in_loops else [None]
+    if None not in places:
+        return looped_noise(cast(list[tuple[int, int]], places), steps, like.shape[1], scale)
+    noise = torch.empty(steps, *like.shape, dtype=like.dtype, device="cpu")
     for index, site in enumerate(draws):
         noise[:, index] = torch.from_numpy(site.noise(steps))
-    return noise
+    return [partial(_add, noise[step], scale) for step in range(steps)]
+
+
+def _add(noise: Tensor, scale: float, gradient: Tensor) -> None:
+    gradient.add_(noise.to(gradient.device), alpha=scale)

@@ -411,3 +411,33 @@ def test_only_a_simulations_rounds_may_wait_for_the_disk_and_a_killed_process_lo
         os.kill(os.getpid(), signal.SIGKILL)
     assert os.WTERMSIG(os.waitpid(process, 0)[1]) == signal.SIGKILL
     assert len(Ledger.read(path).events()) == 1 and Ledger.read(path).verify()
+
+
+def test_charges_of_a_simulation_see_what_others_did_to_the_file(tmp_path: Path) -> None:
+    """Its connection stays open: another process's charge, a file in its place, and one restored over it must not be missed."""
+    path, terms = tmp_path / "ledger.sqlite", [Terms("a", 1e-5), Terms("b", 1e-5)]
+
+    def charge(round: int) -> list[float | BudgetRefused]:
+        charges = [
+            (ledger, Charge(gaussian_event(5.0), "train", "r", round, f"r{round}"))
+            for ledger in Ledger.open_all(path, terms)
+        ]
+        return charge_all(charges, durable=False)
+
+    first = charge(1)
+    early = path.read_bytes()
+    second = charge(2)
+    assert second[0] > first[0] and charge(2) == second  # the same release again costs nothing
+    script = (
+        "import sys; from pathlib import Path; from polyclinic.privacy.accounting import gaussian_event\n"
+        "from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all\n"
+        "ledgers = Ledger.open_all(Path(sys.argv[1]), [Terms(name, 1e-5) for name in 'ab'])\n"
+        "charge_all([(one, Charge(gaussian_event(5.0), 'train', 'r', 3, 'r3')) for one in ledgers], durable=False)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    fourth = charge(4)
+    assert [row.round for row in Ledger.read(path, "a").recorded().rows] == [1, 2, 3, 4] and fourth[0] > second[0]
+    path.write_bytes(early)
+    assert charge(2) == second and [row.round for row in Ledger.read(path, "b").recorded().rows] == [1, 2]
+    path.unlink()
+    assert charge(1) == first and Ledger.read(path, "a").verify()

@@ -1,0 +1,59 @@
+"""Inner loops over numbers: plain Python on NumPy arrays, which numba compiles when a run is long enough for it to pay.
+
+To import numba and load what it compiled before takes a third of a second, so that nothing here does so until ``compiled`` is
+called. It compiles for the processor at hand, once a machine, in a few seconds, and keeps the result beside the module, or
+in the user's folder for caches where that cannot be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+_NOTHING: Mapping[str, Any] = {}
+
+
+def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
+    """The function in machine code, with one ``signature`` in numba's words, which lets go of Python's lock.
+
+    Every operation rounds as it stands: numba joins no multiplication and addition, and does not reorder sums.
+    bound: What names of the function's module mean in the compiled one, such as ``inlined`` functions.
+    """
+    from numba import njit
+
+    made = _again(function, bound)
+    try:
+        return njit(signature, nogil=True, error_model="numpy", cache=True)(made)
+    except (RuntimeError, OSError):  # nowhere to keep it, as in a container that is read-only
+        return njit(signature, nogil=True, error_model="numpy")(made)
+
+
+def inlined(function: Callable[..., Any], bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
+    """The function as part of those that ``compiled`` is told of; in the same module, whose changes numba looks at."""
+    from numba import njit
+
+    return njit(error_model="numpy", forceinline=True)(_again(function, bound))
+
+
+def casts() -> dict[str, Any]:
+    """For ``inlined``: ``_bits`` of a float32 as int32, ``_value`` of them."""
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
+
+    def cast(before: Any, after: Any, form: Any) -> Any:
+        def same_bits(_: Any, given: Any) -> Any:
+            return after(before), lambda context, builder, signature, given: builder.bitcast(given[0], form)
+
+        return intrinsic(same_bits)
+
+    return {
+        "_bits": cast(types.float32, types.int32, ir.IntType(32)),
+        "_value": cast(types.int32, types.float32, ir.FloatType()),
+    }
+
+
+def _again(function: Callable[..., Any], bound: Mapping[str, Any]) -> FunctionType:
+    assert isinstance(function, FunctionType)
+    return FunctionType(function.__code__, {**function.__globals__, **bound}, function.__name__)

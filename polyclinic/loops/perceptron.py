@@ -1,0 +1,243 @@
+"""Sums of clipped gradients of stacks of linear layers, hospital by hospital and in the processor's cache.
+
+What ``training/stacked/linear.py`` computes for many hospitals at once, here without padding or passes over memory, for patients
+with one row each: a hospital's result does not depend on the others. F features, P parameters; n rows at a time, of whose
+values at a layer there are (width, n), so that all rows go side by side.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from polyclinic.loops import casts, compiled, inlined
+
+f32, i32 = np.float32, np.int32
+Numbers = npt.NDArray[np.float32]
+Wide = npt.NDArray[np.float64]
+Whole = npt.NDArray[np.int64]
+#: What follows a layer, by its number in ``layers``.
+NOTHING, RELU, TANH, SIGMOID = range(4)
+#: Columns of ``layers``: where a layer's parameters begin, how wide it is, whether it has a bias, and what follows it.
+START, INPUTS, OUTPUTS, BIAS, AFTER = range(5)
+# Rows at a time.
+_ROWS = 128
+_TINY, _MARGIN = float(np.finfo(f32).tiny), 1.0 - 64 * float(np.finfo(f32).eps)
+
+
+@cache
+def clipped_sums() -> Any:
+    """``_sums``, compiled."""
+    exp = inlined(_exp, casts())
+    bound = {
+        "_forward": inlined(_forward, {"_exp": exp}), "_loss": inlined(_loss, {"_exp": exp}), "_backward": inlined(_backward),
+        "_add_squares": inlined(_add_squares),
+    }  # fmt: skip
+    table = "int64[:, ::1], float32[:, ::1], float32[:, ::1], int64[::1], int64[::1], int64[::1]"
+    return compiled(_sums, f"void({table}, float64, float64, float32[:, ::1], float64[::1], boolean[::1])", bound)
+
+
+def _sums(
+    layers: Whole, theta: Numbers, x: Numbers, y: Whole, chosen: Whole, ends: Whole,
+    max_norm: float, longest: float, out: Numbers, losses: Wide, left: npt.NDArray[np.bool_],
+) -> None:  # fmt: skip
+    """Fill (S, P) ``out`` and (S,) ``losses``; say in (S,) ``left`` which hospitals are left to others.
+
+    layers: (L, 5); theta: (S, P) models; x, y: the (N, F) rows and (N,) labels of all hospitals, of which the ``chosen`` are
+    taken, sorted by hospital; ends: (S,) where each hospital's end. max_norm: 0 clips nothing. A patient whose gradient
+    is not finite counts as zero; a hospital is left where some layer's input is as long as ``longest``.
+    """
+    count, widest = len(layers), 0
+    for layer in range(count):
+        widest = max(widest, layers[layer, OUTPUTS], layers[layer, INPUTS])
+    rows = np.empty((_ROWS, x.shape[1]), dtype=np.float32)
+    values = np.empty((count, widest * _ROWS), dtype=np.float32)
+    slopes = np.empty((count, widest * _ROWS), dtype=np.float32)
+    some = np.empty(out.shape[1], dtype=np.float32)
+    labels = np.empty(_ROWS, dtype=np.int64)
+    inputs, squares, lengths = np.empty((count, _ROWS)), np.empty(_ROWS), np.empty(_ROWS)
+    factors, ones = np.empty(_ROWS, dtype=np.float32), np.ones(_ROWS, dtype=np.float32)
+    for site in range(len(theta)):
+        begin = ends[site - 1] if site else 0
+        out[site] = 0.0
+        losses[site] = 0.0
+        for first in range(begin, ends[site], _ROWS):
+            n = min(_ROWS, ends[site] - first)
+            inputs[:] = 0.0
+            for i in range(n):
+                row = x[chosen[first + i]]
+                labels[i] = y[chosen[first + i]]
+                square = 0.0
+                for j in range(len(row)):
+                    rows[i, j] = row[j]
+                if max_norm > 0:
+                    for j in range(len(row)):
+                        square += np.float64(row[j]) * np.float64(row[j])
+                    inputs[0, i] = square
+            for layer in range(count):
+                start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
+                weight = theta[site, start : start + wide * high].reshape(high, wide)
+                made = values[layer, : high * n].reshape(high, n)
+                if layer == 0:
+                    np.dot(weight, rows[:n].T, made)
+                else:
+                    np.dot(weight, values[layer - 1, : wide * n].reshape(wide, n), made)
+                begin_offset = start + wide * high
+                _forward(
+                    theta[site, begin_offset : begin_offset + high * layers[layer, BIAS]], layers[layer, AFTER], made
+                )
+                if max_norm > 0 and layer + 1 < count:
+                    _add_squares(made, inputs[layer + 1])
+            high = layers[count - 1, OUTPUTS]
+            losses[site] += _loss(
+                values[count - 1, : high * n].reshape(high, n),
+                labels[:n],
+                slopes[count - 1, : high * n].reshape(high, n),
+            )
+            for layer in range(count - 1, 0, -1):
+                start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
+                weight = theta[site, start : start + wide * high].reshape(high, wide)
+                before = slopes[layer - 1, : wide * n].reshape(wide, n)
+                np.dot(weight.T, slopes[layer, : high * n].reshape(high, n), before)
+                _backward(values[layer - 1, : wide * n].reshape(wide, n), layers[layer - 1, AFTER], before)
+            if max_norm > 0:
+                squares[:] = 0.0
+                for layer in range(count):
+                    high = layers[layer, OUTPUTS]
+                    lengths[:] = 0.0
+                    _add_squares(slopes[layer, : high * n].reshape(high, n), lengths)
+                    for i in range(n):
+                        squares[i] += lengths[i] * (inputs[layer, i] + layers[layer, BIAS])
+                far = 0.0
+                for i in range(n):
+                    for layer in range(count):
+                        far = inputs[layer, i] if inputs[layer, i] > far else far  # whatever is not a number
+                    norm = np.sqrt(squares[i])
+                    factor = min(1.0, max_norm / (norm + 1e-6)) * _MARGIN
+                    factors[i] = factor if np.isfinite(norm) and factor >= _TINY else 0.0
+                if np.sqrt(far) >= longest:
+                    left[site] = True
+                for i in range(n):
+                    if not np.isfinite(squares[i]):
+                        rows[i] = 0.0
+                        for layer in range(count):
+                            high = layers[layer, OUTPUTS]
+                            values[layer, : high * n].reshape(high, n)[:, i] = 0.0
+                            slopes[layer, : high * n].reshape(high, n)[:, i] = 0.0
+            for layer in range(count):
+                start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
+                slope = slopes[layer, : high * n].reshape(high, n)
+                if max_norm > 0:
+                    for j in range(high):
+                        part = slope[j]
+                        for i in range(n):
+                            part[i] *= factors[i]
+                total = out[site] if first == begin else some
+                product = total[start : start + wide * high].reshape(high, wide)
+                if layer == 0:
+                    np.dot(slope, rows[:n], product)
+                else:
+                    np.dot(slope, values[layer - 1, : wide * n].reshape(wide, n).T, product)
+                if layers[layer, BIAS]:
+                    np.dot(slope, ones[:n], total[start + wide * high : start + wide * high + high])
+            if first > begin:
+                for j in range(len(some)):
+                    out[site, j] += some[j]
+
+
+def _exp(value: Any) -> Any:
+    """e^value of a float32 between -87 and 88; Moshier's Cephes."""
+    x = min(max(value, f32(-87.0)), f32(88.0))
+    power = np.floor(x * f32(1.44269504088896341) + f32(0.5))
+    x = x - power * f32(0.693359375) + power * f32(2.12194440e-4)
+    p = f32(1.9875691500e-4) * x + f32(1.3981999507e-3)
+    p = p * x + f32(8.3334519073e-3)
+    p = p * x + f32(4.1665795894e-2)
+    p = p * x + f32(1.6666665459e-1)
+    p = p * x + f32(5.0000001201e-1)
+    return (p * (x * x) + x + f32(1)) * _value(i32(i32(i32(power) + i32(127)) << i32(23)))  # type: ignore[name-defined]  # noqa: F821
+
+
+def _forward(offset: Numbers, after: int, values: Numbers) -> None:
+    """Add the layer's offset, if it has one, and take the function that follows; a NaN stays one."""
+    for j in range(len(values)):
+        row, add = values[j], f32(0)
+        if len(offset):
+            add = offset[j]
+        if after == RELU:
+            for i in range(len(row)):
+                value = row[i] + add
+                row[i] = f32(0) if value <= f32(0) else value
+        elif after == TANH:
+            for i in range(len(row)):
+                value = row[i] + add
+                made = f32(2) / (f32(1) + _exp(f32(-2) * value)) - f32(1)
+                row[i] = made if value == value else value
+        elif after == SIGMOID:
+            for i in range(len(row)):
+                value = row[i] + add
+                made = f32(1) / (f32(1) + _exp(-value))
+                row[i] = made if value == value else value
+        else:
+            for i in range(len(row)):
+                row[i] += add
+
+
+def _backward(values: Numbers, after: int, slopes: Numbers) -> None:
+    """The slopes before the function that gave ``values``, in place of those after it."""
+    for j in range(len(values)):
+        row, slope = values[j], slopes[j]
+        if after == RELU:
+            for i in range(len(row)):
+                slope[i] = f32(0) if row[i] <= f32(0) else slope[i]
+        elif after == TANH:
+            for i in range(len(row)):
+                slope[i] *= f32(1) - row[i] * row[i]
+        elif after == SIGMOID:
+            for i in range(len(row)):
+                slope[i] *= (f32(1) - row[i]) * row[i]
+
+
+def _loss(outputs: Numbers, labels: Whole, slopes: Numbers) -> float:
+    """The summed entropies of labels under the logits, and the slopes of each; one logit is that of class 1, beside 0."""
+    total = 0.0
+    classes, n = outputs.shape
+    if classes == 1:
+        for i in range(n):
+            logit, label = outputs[0, i], f32(labels[i])
+            size = abs(logit)
+            small = _exp(-size)
+            chance = (f32(1) if logit >= f32(0) else small) / (f32(1) + small)
+            slopes[0, i] = (chance if logit == logit else logit) - label
+            loss = (
+                max(np.float64(logit), 0.0)
+                - np.float64(logit) * np.float64(label)
+                + np.log1p(np.exp(-np.float64(size)))
+            )
+            total += loss if logit == logit else np.nan
+        return total
+    for i in range(n):
+        most = outputs[0, i]
+        for j in range(1, classes):
+            most = max(most, outputs[j, i])
+        total_of = f32(0)
+        for j in range(classes):
+            apart = outputs[j, i] - most
+            chance = _exp(apart) if apart == apart else apart
+            slopes[j, i] = chance
+            total_of += chance
+        for j in range(classes):
+            slopes[j, i] /= total_of
+        total += np.log(np.float64(total_of)) - (np.float64(outputs[labels[i], i]) - np.float64(most))
+        slopes[labels[i], i] -= f32(1)
+    return total
+
+
+def _add_squares(values: Numbers, squares: Wide) -> None:
+    for j in range(len(values)):
+        row = values[j]
+        for i in range(len(row)):
+            squares[i] += np.float64(row[i]) * np.float64(row[i])

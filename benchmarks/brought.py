@@ -1,8 +1,8 @@
 """How fast private training of models that users bring is: ``python -m benchmarks.brought [--quick] [--only NAME ...] [--json]``.
 
-Five models at 50 hospitals of 500 patients, batches of about 50: ours, the same without privacy, and a loop over Opacus in that of
-its modes that is fastest for the model, each in processes of their own, by turns. The full benchmark refuses a busy machine and
-writes benchmarks/results/brought.json and, from it, the table of docs/engine.md; ``--quick`` and ``--only`` print alone.
+Five models at 50 hospitals of 500 patients, batches of about 50: ours, the same without privacy, and a loop over Opacus in that
+of its modes that is fastest for the model, each in processes of their own, by turns. The full benchmark refuses a busy
+machine, and writes benchmarks/results/brought.json and, from it, the table of docs/engine.md; ``--quick`` and ``--only`` print.
 """
 
 from __future__ import annotations

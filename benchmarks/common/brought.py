@@ -1,7 +1,7 @@
 """Models that users bring, made-up patients for them, and our training of them at many hospitals.
 
-``python -m benchmarks.common.brought NAME --sites S --rounds R [--way plain]`` prints one JSON object: the processor's seconds of each
-round of all hospitals.
+``python -m benchmarks.common.brought NAME --sites S --rounds R [--way plain]`` prints one JSON object: the processor's
+seconds of each round of all hospitals.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def width(schema: Schema) -> int:
 
 
 def cnn() -> nn.Module:
-    """The network of Opacus' own example of pictures, for two classes: 25,986 parameters."""
+    """The network of Opacus' own example of pictures, for two classes: 25,746 parameters."""
     return nn.Sequential(
         nn.Unflatten(1, (1, SIDE, SIDE)),
         nn.Conv2d(1, 16, 8, 2, padding=3), nn.ReLU(), nn.MaxPool2d(2, 1),

@@ -44,7 +44,7 @@ def train_stacked(
 ) -> list[SiteUpdate]:  # fmt: skip
     """Each site's update after ``settings.local_steps`` steps from ``arrays``, in the order of ``work``.
 
-    engine: "linear" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
+    engine: "linear", "layered" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
     activations and noise to hold at one time; it changes the result by rounding only.
     Raises ConfigError for a module that the engine cannot take.
     """

@@ -128,8 +128,10 @@ def _one_row_norms(parts: Sequence[Part], rows: Tensor) -> Tensor:
     """(S, B) norms of the rows' gradients, with what rounding may hide where positions cancel; ``rows``: the same, or more."""
     if not any(part.positions for part in parts):
         return rows
-    squares = sum(part.together().to(rows.dtype).view_as(rows) if part.positions else part.norms()[0] for part in parts)
-    return torch.as_tensor(squares).clamp(min=0).sqrt_() + 64 * torch.finfo(rows.dtype).eps * rows
+    squares = torch.zeros_like(rows)
+    for part in parts:
+        squares = squares + part.together().view_as(rows) if part.positions else part.norms(squares)[0]
+    return squares.to(rows.dtype).clamp_(min=0).sqrt_() + 64 * torch.finfo(rows.dtype).eps * rows
 
 
 def patient_norms(parts: Sequence[Part], rows: Tensor, batch: Batch) -> Tensor:

@@ -35,22 +35,22 @@ class LayerRows:
     def positions(self) -> bool:
         return self.input.dim() > 3
 
-    def norms(self, apart: bool = False) -> tuple[Tensor, Tensor]:
-        """(S, B) squared norms of the rows' gradients, and of their longest inputs.
+    def norms(self, squares: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
+        """(S, B) ``squares`` plus the squared norms of the rows' gradients; and those of their longest inputs.
 
         The norms at positions are added up: at least the norm of their sum. apart: each of the S bit for bit by itself.
         """
         if self.positions:
             length, output = (torch.linalg.vector_norm(value, dim=-1) for value in (self.input, self.output))
             rows = (output * (length.square() + 1).sqrt() if self.layer.bias else output * length).sum(-1)
-            return rows.square(), length.amax(-1).square()
+            return squares + rows.square(), length.amax(-1).square()
         length = torch.linalg.vecdot(self.input, self.input)
         output = torch.linalg.vecdot(self.output, self.output)
         if isinstance(self.layer, Masked):
             square, mask = self.output.square(), self.layer.mask
             kept = rows_product(square, mask[None]) if apart else square @ mask
-            return torch.linalg.vecdot(kept, self.input.square()) + output, length
-        return output * (length + 1 if self.layer.bias else length), length
+            return squares + torch.linalg.vecdot(kept, self.input.square()) + output, length
+        return torch.addcmul(squares, output, length + 1 if self.layer.bias else length), length
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
         """(K,) squared norms of gradients summed over the rows at ``index``, (K, R), that are ``there``; None: of each row."""
@@ -111,9 +111,9 @@ class BuiltRows:
     def positions(self) -> bool:
         return False
 
-    def norms(self, apart: bool = False) -> tuple[Tensor, Tensor]:
-        squares = torch.linalg.vecdot(self.gradient, self.gradient)
-        return squares, torch.zeros_like(squares)
+    def norms(self, squares: Tensor, apart: bool = False) -> tuple[Tensor, Tensor]:
+        own = torch.linalg.vecdot(self.gradient, self.gradient)
+        return squares + own, torch.zeros_like(own)
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
         return _gathered(self.gradient, index, there).sum(1).square().sum(-1)
@@ -137,10 +137,11 @@ Part = LayerRows | BuiltRows
 
 def row_norms(parts: Sequence[Part], apart: bool = False) -> tuple[Tensor, Tensor]:
     """(S, B) norms of the rows' gradients, or more where there are positions, and of each row's longest layer input."""
-    squares, longest = parts[0].norms(apart)
-    for part in parts[1:]:
-        more, length = part.norms(apart)
-        squares, longest = squares + more, torch.maximum(longest, length)
+    like = parts[0].input if isinstance(parts[0], LayerRows) else parts[0].gradient
+    squares, longest = like.new_zeros(()), like.new_zeros(())
+    for part in parts:
+        squares, length = part.norms(squares, apart)
+        longest = torch.maximum(longest, length)
     return squares.sqrt(), longest.sqrt()
 
 

@@ -316,10 +316,9 @@ def same_as_alone(found: Layered, features: int) -> str | None:
     own = layered(module)
     if isinstance(own, str):
         return own
-    numbers = torch.Generator().manual_seed(0)
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
-    theta = flat + 0.1 * torch.randn(2, len(flat), dtype=flat.dtype, generator=numbers)
-    x = 2 * torch.rand(2, 3, features, dtype=flat.dtype, generator=numbers) - 1
+    theta = flat + 0.1 * torch.cos(torch.arange(1.0, 2 * len(flat) + 1, dtype=flat.dtype)).view(2, -1)
+    x = torch.sin(torch.arange(1.0, 6 * features + 1, dtype=flat.dtype)).view(2, 3, -1)
     batch = Batch(
         x, torch.zeros(2, 3, dtype=torch.int64), torch.ones_like(x[:, :, 0]), torch.arange(3).expand(2, 3), 3, True
     )

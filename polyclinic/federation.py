@@ -43,16 +43,15 @@ from polyclinic.server.progress import OneLine, Progress
 from polyclinic.server.summary import summarise
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
-from polyclinic.sim.threads import cores
 from polyclinic.sim.unreliable import Conditions, UnreliableGrid
 from polyclinic.sim.workers import ProcessWorkers, Workers
-from polyclinic.sweeps import Planned, Sweep, Watch, check, in_order, plan, sweep
+from polyclinic.sweeps.carrying import Watch
+from polyclinic.sweeps.plan import Planned, check, in_order, plan
+from polyclinic.sweeps.tables import Sweep, sweep
 
 _CLIENT = AppReference("polyclinic.client_app")
 #: The dataset of hospitals' own files, or of tables under a public schema.
 HOSPITALS = "polyclinic.client.home.simulated:hospitals"
-# For fewer runs no process of their own is started, which takes as long as a few of them.
-_RUNS_A_JOB = 8
 
 
 @contextmanager
@@ -389,12 +388,6 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
     chosen = {id(run): settled(run.config) for run in in_order(runs)}
     runs = [replace(run, config=chosen[id(run)]) for run in runs]
     return sweep(runs, _execute, jobs, watch)
-
-
-def usual_jobs(runs: Sequence[Planned]) -> int:
-    """As many as keep the cores busy, where each takes so many runs that its start does not count."""
-    busy = max(cores() if run.config.ray_address else run.config.workers for run in runs)
-    return max(min(cores() // busy, len(runs) // _RUNS_A_JOB), 1)
 
 
 def _execute(config: RunConfig, goes_on: Path | None) -> Path:

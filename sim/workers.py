@@ -6,22 +6,20 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from multiprocessing import forkserver
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 
 from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.forkserver import begin
 from polyclinic.sim.threads import set_threads
 
 # Before any worker is forked: what the workers of nearly every federation need.
 IMPORTED_ONCE = ("polyclinic.client_app",)
-# The environment and the fork server are of the whole process, and pools are made by several threads.
-_STARTING = threading.Lock()
 
 
 class Workers(Protocol):
@@ -110,23 +108,9 @@ def one_process(
 
     It is no fork of this process, whose threads, torch's and Ray's, do not survive one: it is a fork of one that only imports.
     """
-    server = multiprocessing.get_context("forkserver")
-    with _STARTING, _finds(folder):
-        server.set_forkserver_preload(list(imported_once))
-        forkserver.ensure_running()
-    return ProcessPoolExecutor(1, server, initializer=_begin_worker, initargs=(dict(os.environ), gpu, threads))
-
-
-@contextmanager
-def _finds(folder: str) -> Iterator[None]:
-    """Processes that start in the block find modules in ``folder``: what workers are forked from does not read ``sys.path``."""
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, before)))
-    try:
-        yield
-    finally:
-        del os.environ["PYTHONPATH"]
-        os.environ |= {} if before is None else {"PYTHONPATH": before}
+    begin(imported_once, folder)
+    context = multiprocessing.get_context("forkserver")
+    return ProcessPoolExecutor(1, context, initializer=_begin_worker, initargs=(dict(os.environ), gpu, threads))
 
 
 def _begin_worker(environment: Mapping[str, str], gpu: int | None, threads: int) -> None:

@@ -35,13 +35,20 @@ Command = Callable[..., Done]
 
 # These files import JAX, which takes 130 MB: one process of tests runs both.
 USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/methods/test_marginals.py")
+# These start Ray clusters, SuperLinks and nodes, each of which would take all cores: one after the other.
+START_CLUSTERS = (
+    "tests/chaos/", "tests/deployment/", "tests/flower/", "tests/sim/test_failing_site.py", "tests/sim/test_grid.py",
+    "tests/sim/test_killed_actor.py", "tests/sim/test_two_nodes.py",
+)  # fmt: skip
 
 
 class ByFile(LoadFileScheduling):
-    """The tests of a file go to one process, and those of all files that use JAX."""
+    """The tests of a file go to one process, and those of all files that use JAX, or that start clusters."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
+        if file.startswith(START_CLUSTERS):
+            return START_CLUSTERS[0]
         return USE_JAX[0] if file in USE_JAX else file
 
 

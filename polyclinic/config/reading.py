@@ -11,6 +11,8 @@ from polyclinic.errors import ConfigError
 
 def parse_assignments(text: str) -> dict[str, Any]:
     """``"a=1, b=[2, 3]"`` as ``{"a": 1, "b": [2, 3]}``; bare words are text. Raises ConfigError on anything else."""
+    if not text:  # most options of most runs, which are asked for many times a round
+        return {}
     try:
         assigned: dict[str, Any] = tomllib.loads(f"value = {{{text}}}")["value"]
         if not any(isinstance(value, dict) for value in assigned.values()):

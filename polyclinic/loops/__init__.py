@@ -8,6 +8,9 @@ in the user's folder for caches where that cannot be written.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
 from types import FunctionType
 from typing import Any
 
@@ -23,6 +26,8 @@ def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, A
     from numba import njit
 
     made = _again(function, bound)
+    # By this name numba keeps it, and looks at nothing but the function's own module for changes.
+    made.__qualname__ = f"{function.__name__}-{_source()}"
     try:
         return njit(signature, nogil=True, error_model="numpy", cache=True)(made)
     except (RuntimeError, OSError):  # nowhere to keep it, as in a container that is read-only
@@ -30,10 +35,17 @@ def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, A
 
 
 def inlined(function: Callable[..., Any], bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
-    """The function as part of those that ``compiled`` is told of; in the same module, whose changes numba looks at."""
+    """The function as part of those that are ``compiled`` with it."""
     from numba import njit
 
     return njit(error_model="numpy", forceinline=True)(_again(function, bound))
+
+
+@cache
+def _source() -> str:
+    """A digest of the modules here."""
+    files = sorted(Path(__file__).parent.glob("*.py"))
+    return blake2b(b"".join(file.read_bytes() for file in files), digest_size=8).hexdigest()
 
 
 def casts() -> dict[str, Any]:

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from polyclinic.loops import casts, compiled, inlined
+from polyclinic.loops.products import padded, product
 
 f32, i32 = np.float32, np.int32
 Numbers = npt.NDArray[np.float32]
@@ -31,13 +32,18 @@ _TINY, _MARGIN = float(np.finfo(f32).tiny), 1.0 - 64 * float(np.finfo(f32).eps)
 @cache
 def clipped_sums() -> Any:
     """``_sums``, compiled."""
-    exp = inlined(_exp, casts())
+    exp, pad = {"_exp": inlined(_exp, casts())}, {"padded": inlined(padded)}
     bound = {
-        "_forward": inlined(_forward, {"_exp": exp}), "_loss": inlined(_loss, {"_exp": exp}), "_backward": inlined(_backward),
-        "_add_squares": inlined(_add_squares),
+        "_forward": inlined(_forward, exp), "_loss": inlined(_loss, exp), "_backward": inlined(_backward),
+        "_gather": inlined(_gather, pad), "_turn": inlined(_turn, pad), "_scale": inlined(_scale),
+        "_add_squares": inlined(_add_squares), "_product": product(), **pad,
     }  # fmt: skip
     table = "int64[:, ::1], float32[:, ::1], float32[:, ::1], int64[::1], int64[::1], int64[::1]"
     return compiled(_sums, f"void({table}, float64, float64, float32[:, ::1], float64[::1], boolean[::1])", bound)
+
+
+def _product(*_: Any) -> None:
+    """``products.product``, bound when this is compiled."""
 
 
 def _sums(
@@ -50,102 +56,113 @@ def _sums(
     taken, sorted by hospital; ends: (S,) where each hospital's end. max_norm: 0 clips nothing. A patient whose gradient
     is not finite counts as zero; a hospital is left where some layer's input is as long as ``longest``.
     """
-    count, widest = len(layers), 0
+    count, widest = len(layers), x.shape[1]
     for layer in range(count):
-        widest = max(widest, layers[layer, OUTPUTS], layers[layer, INPUTS])
-    rows = np.empty((_ROWS, x.shape[1]), dtype=np.float32)
-    values = np.empty((count, widest * _ROWS), dtype=np.float32)
-    slopes = np.empty((count, widest * _ROWS), dtype=np.float32)
-    some = np.empty(out.shape[1], dtype=np.float32)
+        widest = max(widest, layers[layer, OUTPUTS])
+    # What goes into each layer and comes out of the last, (width, rows); the same by rows, for products over them; slopes of the
+    # losses at each layer's output.
+    values = np.zeros((count + 1, widest * _ROWS), dtype=np.float32)
+    turned = np.zeros((count, padded(widest) * _ROWS), dtype=np.float32)
+    slopes = np.zeros((count, widest * _ROWS), dtype=np.float32)
+    made = np.empty(widest * padded(widest), dtype=np.float32)
     labels = np.empty(_ROWS, dtype=np.int64)
     inputs, squares, lengths = np.empty((count, _ROWS)), np.empty(_ROWS), np.empty(_ROWS)
-    factors, ones = np.empty(_ROWS, dtype=np.float32), np.ones(_ROWS, dtype=np.float32)
     for site in range(len(theta)):
-        begin = ends[site - 1] if site else 0
-        out[site] = 0.0
+        model, total, begin = theta[site], out[site], ends[site - 1] if site else 0
         losses[site] = 0.0
+        if begin == ends[site]:
+            total[:] = 0.0
         for first in range(begin, ends[site], _ROWS):
             n = min(_ROWS, ends[site] - first)
-            inputs[:] = 0.0
-            for i in range(n):
-                row = x[chosen[first + i]]
-                labels[i] = y[chosen[first + i]]
-                square = 0.0
-                for j in range(len(row)):
-                    rows[i, j] = row[j]
-                if max_norm > 0:
-                    for j in range(len(row)):
-                        square += np.float64(row[j]) * np.float64(row[j])
-                    inputs[0, i] = square
+            w = padded(n)
+            _gather(x, chosen[first : first + n], values[0], turned[0], w)
             for layer in range(count):
                 start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
-                weight = theta[site, start : start + wide * high].reshape(high, wide)
-                made = values[layer, : high * n].reshape(high, n)
-                if layer == 0:
-                    np.dot(weight, rows[:n].T, made)
-                else:
-                    np.dot(weight, values[layer - 1, : wide * n].reshape(wide, n), made)
-                begin_offset = start + wide * high
-                _forward(
-                    theta[site, begin_offset : begin_offset + high * layers[layer, BIAS]], layers[layer, AFTER], made
-                )
-                if max_norm > 0 and layer + 1 < count:
-                    _add_squares(made, inputs[layer + 1])
+                _product(model, start, wide, 1, values[layer], 0, w, values[layer + 1], 0, w, high, wide, w)
+                offset = start + wide * high
+                result = values[layer + 1][: high * w].reshape(high, w)
+                _forward(model[offset : offset + high * layers[layer, BIAS]], layers[layer, AFTER], result)
+                if layer + 1 < count:
+                    _turn(result, turned[layer + 1], n)
+            for i in range(n):
+                labels[i] = y[chosen[first + i]]
             high = layers[count - 1, OUTPUTS]
-            losses[site] += _loss(
-                values[count - 1, : high * n].reshape(high, n),
-                labels[:n],
-                slopes[count - 1, : high * n].reshape(high, n),
-            )
+            last = slopes[count - 1][: high * w].reshape(high, w)
+            losses[site] += _loss(values[count][: high * w].reshape(high, w), labels[:n], last)
             for layer in range(count - 1, 0, -1):
                 start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
-                weight = theta[site, start : start + wide * high].reshape(high, wide)
-                before = slopes[layer - 1, : wide * n].reshape(wide, n)
-                np.dot(weight.T, slopes[layer, : high * n].reshape(high, n), before)
-                _backward(values[layer - 1, : wide * n].reshape(wide, n), layers[layer - 1, AFTER], before)
+                _product(model, start, 1, wide, slopes[layer], 0, w, slopes[layer - 1], 0, w, wide, high, w)
+                shape = wide, w
+                before, slope = values[layer][: wide * w].reshape(shape), slopes[layer - 1][: wide * w].reshape(shape)
+                _backward(before, layers[layer - 1, AFTER], slope)
             if max_norm > 0:
                 squares[:] = 0.0
                 for layer in range(count):
-                    high = layers[layer, OUTPUTS]
-                    lengths[:] = 0.0
-                    _add_squares(slopes[layer, : high * n].reshape(high, n), lengths)
+                    wide, high = layers[layer, INPUTS], layers[layer, OUTPUTS]
+                    inputs[layer], lengths[:] = 0.0, 0.0
+                    _add_squares(values[layer][: wide * w].reshape(wide, w), inputs[layer])
+                    _add_squares(slopes[layer][: high * w].reshape(high, w), lengths)
                     for i in range(n):
                         squares[i] += lengths[i] * (inputs[layer, i] + layers[layer, BIAS])
-                far = 0.0
+                        left[site] |= np.sqrt(inputs[layer, i]) >= longest  # never what is not a number
                 for i in range(n):
-                    for layer in range(count):
-                        far = inputs[layer, i] if inputs[layer, i] > far else far  # whatever is not a number
-                    norm = np.sqrt(squares[i])
-                    factor = min(1.0, max_norm / (norm + 1e-6)) * _MARGIN
-                    factors[i] = factor if np.isfinite(norm) and factor >= _TINY else 0.0
-                if np.sqrt(far) >= longest:
-                    left[site] = True
-                for i in range(n):
+                    # What is not finite counts as zero, and its factor times it would not be.
                     if not np.isfinite(squares[i]):
-                        rows[i] = 0.0
                         for layer in range(count):
-                            high = layers[layer, OUTPUTS]
-                            values[layer, : high * n].reshape(high, n)[:, i] = 0.0
-                            slopes[layer, : high * n].reshape(high, n)[:, i] = 0.0
+                            wide, high = padded(layers[layer, INPUTS]), layers[layer, OUTPUTS]
+                            turned[layer, i * wide : (i + 1) * wide] = 0.0
+                            for j in range(high):
+                                slopes[layer, j * w + i] = 0.0
+                    factor = min(1.0, max_norm / (np.sqrt(squares[i]) + 1e-6)) * _MARGIN
+                    lengths[i] = factor if np.isfinite(squares[i]) and factor >= _TINY else 0.0
+                for layer in range(count):
+                    _scale(slopes[layer], layers[layer, OUTPUTS], w, lengths[:n])
             for layer in range(count):
                 start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
-                slope = slopes[layer, : high * n].reshape(high, n)
-                if max_norm > 0:
-                    for j in range(high):
-                        part = slope[j]
+                long = padded(wide)
+                _product(slopes[layer], 0, w, 1, turned[layer], 0, long, made, 0, long, high, n, long)
+                offset = start + wide * high
+                if first == begin:
+                    total[start : offset + high * layers[layer, BIAS]] = 0.0
+                for j in range(high):
+                    part, row = total[start + j * wide : start + (j + 1) * wide], made[j * long : j * long + wide]
+                    for k in range(wide):
+                        part[k] += row[k]
+                    if layers[layer, BIAS]:
+                        together = 0.0
                         for i in range(n):
-                            part[i] *= factors[i]
-                total = out[site] if first == begin else some
-                product = total[start : start + wide * high].reshape(high, wide)
-                if layer == 0:
-                    np.dot(slope, rows[:n], product)
-                else:
-                    np.dot(slope, values[layer - 1, : wide * n].reshape(wide, n).T, product)
-                if layers[layer, BIAS]:
-                    np.dot(slope, ones[:n], total[start + wide * high : start + wide * high + high])
-            if first > begin:
-                for j in range(len(some)):
-                    out[site, j] += some[j]
+                            together += np.float64(slopes[layer, j * w + i])
+                        total[offset + j] += f32(together)
+
+
+def _gather(x: Numbers, chosen: Whole, values: Numbers, turned: Numbers, w: int) -> None:
+    """Chosen rows of ``x`` one beside the other, (F, w) and zero where there is none, and one below the other."""
+    n, wide = len(chosen), x.shape[1]
+    long = padded(wide)
+    for i in range(n):
+        row, below = x[chosen[i]], turned[i * long : i * long + wide]
+        for j in range(wide):
+            below[j] = row[j]
+    for j in range(wide):
+        beside = values[j * w : (j + 1) * w]
+        for i in range(n):
+            beside[i] = turned[i * long + j]
+        beside[n:] = 0.0
+
+
+def _turn(values: Numbers, turned: Numbers, n: int) -> None:
+    long = padded(len(values))
+    for i in range(n):
+        below = turned[i * long : i * long + len(values)]
+        for j in range(len(below)):
+            below[j] = values[j, i]
+
+
+def _scale(slopes: Numbers, high: int, w: int, factors: Wide) -> None:
+    for j in range(high):
+        part = slopes[j * w : j * w + len(factors)]
+        for i in range(len(factors)):
+            part[i] *= f32(factors[i])
 
 
 def _exp(value: Any) -> Any:
@@ -203,8 +220,8 @@ def _backward(values: Numbers, after: int, slopes: Numbers) -> None:
 
 def _loss(outputs: Numbers, labels: Whole, slopes: Numbers) -> float:
     """The summed entropies of labels under the logits, and the slopes of each; one logit is that of class 1, beside 0."""
-    total = 0.0
-    classes, n = outputs.shape
+    total, classes, n = 0.0, len(outputs), len(labels)
+    slopes[:, n:] = 0.0
     if classes == 1:
         for i in range(n):
             logit, label = outputs[0, i], f32(labels[i])

@@ -18,6 +18,7 @@ from polyclinic.errors import ConfigError, PolyclinicError, why
 from polyclinic.files import locked
 from polyclinic.runs.folder import Run
 from polyclinic.sim.workers import one_process
+from polyclinic.sweeps import IMPORTED_ONCE
 from polyclinic.sweeps.plan import Planned, identity, in_order
 
 #: Carries out one run and returns its folder; the second argument is the folder of a run that goes on.
@@ -138,7 +139,7 @@ def _calls_in_processes(jobs: int) -> Callable[[Todo, Execute, Callable[[str], N
 
         def call(key: str) -> Path | str:
             job = threading.get_ident()
-            pool = pools.get(job) or pools.setdefault(job, one_process((execute.__module__,)))
+            pool = pools.get(job) or pools.setdefault(job, one_process((*IMPORTED_ONCE, execute.__module__)))
             started(key)
             try:
                 return pool.submit(_attempt, execute, *todo[key]).result()

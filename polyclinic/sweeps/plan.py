@@ -12,12 +12,15 @@ from typing import Any
 from polyclinic.config import SECTIONS, RunConfig
 from polyclinic.config.keys import flat_keys
 from polyclinic.errors import ConfigError
+from polyclinic.sim.threads import cores
 
 Value = bool | int | float | str
 #: Settings of which each run has one: keys and their values, of one key or of several that go together.
 Axis = Sequence[Mapping[str, Any]]
 #: Keys whose values are repetitions of one combination.
 REPEATED = ("seed", "split.seed", "split.fold")
+# For fewer runs no process of their own is started, which takes as long as a few of them.
+_RUNS_A_JOB = 8
 
 
 @dataclass(frozen=True)
@@ -95,6 +98,12 @@ def plan(
             if runs.setdefault(identity(run.config), run) is not run:
                 raise ConfigError(f"Two runs of the sweep are the same, of {run}; give each value once.")
     return list(runs.values())
+
+
+def usual_jobs(runs: Sequence[Planned]) -> int:
+    """As many as keep the cores busy, where each takes so many runs that its start does not count."""
+    busy = max(cores() if run.config.ray_address else run.config.workers for run in runs)
+    return max(min(cores() // busy, len(runs) // _RUNS_A_JOB), 1)
 
 
 def check(runs: Sequence[Planned], checked: Callable[[RunConfig], object]) -> None:

@@ -16,7 +16,7 @@ from polyclinic.evaluation.intervals import repeated
 from polyclinic.evaluation.judges import calibrated, compared, headline, titles
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
-from polyclinic.sweeps.carrying import Outcome
+from polyclinic.sweeps.carrying import Execute, Outcome, Watch, carry_out
 from polyclinic.sweeps.plan import Planned, Value
 
 POOLED = "pooled"
@@ -65,6 +65,17 @@ class Sweep:
     @property
     def failed(self) -> list[Outcome]:
         return [outcome for outcome in self.outcomes if outcome.run is None]
+
+
+def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch | None = None) -> Sweep:
+    """Carry out the runs in their configurations' ``out``, and write tables and page there. Errors as ``carry_out``."""
+    folder = Path(runs[0].config.out).expanduser().resolve()
+    outcomes = carry_out(runs, folder, execute, jobs, watch)
+    table = results(outcomes)
+    result = Sweep(folder, outcomes, table, combine(table, runs))
+    write_tables(result)
+    write_page(result)
+    return result
 
 
 def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:

@@ -23,7 +23,8 @@ from polyclinic.evaluation.intervals import repeated
 from polyclinic.evaluation.report import render_comparison, render_sweep
 from polyclinic.evaluation.report.sweep import Row
 from polyclinic.runs.folder import Run
-from polyclinic.sweeps import carry_out, plan
+from polyclinic.sweeps.carrying import carry_out
+from polyclinic.sweeps.plan import plan
 
 SMALL = ("--rounds", "2", "-c", "privacy.epsilon=1,3", "-c", "strategy=fedavg,fedavgm")
 

@@ -18,12 +18,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic import sweeps
 from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.formats import dataset_title
 from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
+from polyclinic.sweeps.carrying import Outcome, Watch
+from polyclinic.sweeps.plan import Planned
 
 if TYPE_CHECKING:
     from polyclinic.config import RunConfig
@@ -174,7 +175,7 @@ class LiveProgress(progress.Progress):
         return table(("hospital", *metrics, "epsilon"), cells)
 
 
-class SweepProgress(sweeps.Watch):
+class SweepProgress(Watch):
     """How many runs of a sweep have ended, and the time left; a line a run where the output is no terminal."""
 
     def __init__(self, console: Console) -> None:
@@ -205,10 +206,10 @@ class SweepProgress(sweeps.Watch):
         self._console.print(f"{total} runs{before}")
         self._bar.reset(self._task, total=total, completed=finished)
 
-    def started(self, planned: sweeps.Planned) -> None:
+    def started(self, planned: Planned) -> None:
         self._bar.update(self._task, description=str(planned))
 
-    def ended(self, outcome: sweeps.Outcome) -> None:
+    def ended(self, outcome: Outcome) -> None:
         self._bar.advance(self._task)
         ended = f"failed: {outcome.error}" if outcome.run is None else "finished"
         if outcome.run is None or not self._console.is_terminal:

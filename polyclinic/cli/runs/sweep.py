@@ -20,7 +20,7 @@ from polyclinic.toml import read_toml
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from polyclinic.sweeps import Sweep
+    from polyclinic.sweeps.tables import Sweep
 
 
 _MOST_METRICS = 3
@@ -66,13 +66,19 @@ def sweep(
     axes = [[{key: value} for value in listed] for key, listed in values.items() if isinstance(listed, list)]
     screen = console(as_json)
     with screen.status("Starting", spinner="line"), loading():
+        from polyclinic.sim.forkserver import begin
+        from polyclinic.sweeps import IMPORTED_ONCE
+        from polyclinic.sweeps.plan import plan, usual_jobs
+
+        runs = plan(given, axes, seeds, folds, same_split)
+        jobs = jobs or usual_jobs(runs)
+        if jobs > 1:  # while this process loads what it needs to check the runs, another loads what they need
+            begin(IMPORTED_ONCE)
         from polyclinic.cli.runs.live import SweepProgress
-        from polyclinic.federation import run_sweep, usual_jobs
-        from polyclinic.sweeps import plan
+        from polyclinic.federation import run_sweep
     # With --json, what plug-ins print must not get between a reader and the JSON.
     with redirect_stdout(sys.stderr if as_json else sys.stdout), SweepProgress(screen) as watch:
-        runs = plan(given, axes, seeds, folds, same_split)
-        result = run_sweep(runs, jobs or usual_jobs(runs), watch)
+        result = run_sweep(runs, jobs, watch)
     if as_json:
         print_json(_json(result))
     else:

@@ -101,7 +101,7 @@ class Newton:
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) vectors of length at most 1. Raises ConfigError for arrays of other shapes."""
-        self._check(question)
+        self.check(question)
         features, outcome = self._split(z)
         rows = np.bincount(patient, minlength=patients).astype(np.float64)
         if not question:
@@ -179,7 +179,8 @@ class Newton:
         at = np.arange(self._width - 1)
         return np.triu_indices(len(at)) if len(at) <= MOST_CORRELATED else (at, at)
 
-    def _check(self, question: Arrays) -> None:
+    def check(self, question: Arrays) -> None:
+        """Raises ConfigError for arrays of other shapes than a round asks."""
         q = self._width
         shapes = {"basis": (q, q), "weights": (q, self._logits), "radius": (1,)}
         shapes |= {"centre": (self._logits,), "spread": (1,), "most_rows": (1,)} if "spread" in question else {}
@@ -354,10 +355,16 @@ class Newton:
 class NewtonTask(SumsTask):
     """A round of ``Newton`` at a hospital, which is sent the model beside the question."""
 
+    method: Newton
+
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for arrays that are not the model's."""
         if arrays:
             check_fit(logistic_shapes(features, self.method.layout.classes), arrays)
+
+    def _probe(self) -> None:
+        """Ours adds up rows that it reads one by one, and needs no made-up records to show it."""
+        self.method.check(self._given)
 
 
 def _shares(noisy: Floats, error: float) -> Floats:

@@ -128,7 +128,7 @@ def _floor() -> list[Row]:
     return [
         Row("floor", sites, True, Goal("at most", goal), (ours(sites, rounds, True),), peer("floor", sites, rounds, False),
             note=note)
-        for sites, rounds, goal in ((200, 8, 1.4), (50, 12, 1.7), (4, 40, 2.5))
+        for sites, rounds, goal in ((200, 8, 1.4), (50, 12, 1.7), (4, 120, 2.5))
     ]  # fmt: skip
 
 

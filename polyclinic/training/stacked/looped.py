@@ -46,9 +46,11 @@ def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Int
     return np.array(layers, dtype=np.int64) if layers and not layers[-1][-1] else None
 
 
-def sites_at_once(parameters: int) -> int:
-    """Of how many hospitals the loops are followed by what else a step does."""
-    return max(1, _CACHE // (16 * parameters))
+def in_turn(sites: int, layers: Ints) -> list[list[int]]:
+    """Indices of the sites that take their steps together."""
+    parameters = int(layers[-1, 0] + layers[-1, 2] * (layers[-1, 1] + layers[-1, 3]))
+    at_once = max(1, _CACHE // (16 * parameters))
+    return [[*range(begin, min(begin + at_once, sites))] for begin in range(0, sites, at_once)]
 
 
 def takes(table: Table, layers: Ints) -> bool:

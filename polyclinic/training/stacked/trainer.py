@@ -24,8 +24,8 @@ from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
 from polyclinic.training.stacked.layered import Layered, held_by_layers, layered
-from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.looped import looped, looped_noise, looped_sums, sites_at_once, takes
+from polyclinic.training.stacked.layers import Plan, plan
+from polyclinic.training.stacked.looped import in_turn, looped, looped_noise, looped_sums, takes
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Builder, Ints, Reals
@@ -64,18 +64,15 @@ def _train(
 ) -> list[SiteUpdate]:  # fmt: skip
     """``draws``: whether the module's layers draw random numbers themselves."""
     private = settings.noise_multiplier is not None
-    row_bytes = _row_bytes(module, engine, private, work[0].rows.x.shape[1])
+    layers = plan(module) if engine == "linear" else ""
+    held_by = layered(module) if engine == "layered" else layers
+    row_bytes = _row_bytes(module, held_by, engine == "functional" and private, work[0].rows.x.shape[1])
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
-    parameters = list(module.parameters())
-    loops = looped(plan(module), settings, parameters[0].dtype) if engine == "linear" else None
-    if loops is None:
-        groups = group_sites(work, settings.sample_rate, row_bytes, held)
-    else:
-        some_sites = sites_at_once(sum(p.numel() for p in parameters))
-        groups = [[*range(begin, min(begin + some_sites, len(work)))] for begin in range(0, len(work), some_sites)]
+    loops = looped(layers, settings, next(module.parameters()).dtype)
+    groups = group_sites(work, settings.sample_rate, row_bytes, held) if loops is None else in_turn(len(work), loops)
     if settings.apart or (draws and engine == "functional"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
@@ -113,14 +110,13 @@ def _draws_itself(module: nn.Module, features: int) -> bool:
         return not torch.equal(before, torch.random.get_rng_state())
 
 
-def _row_bytes(module: nn.Module, engine: Engine, private: bool, features: int) -> int:
-    """What one row of a batch holds at most: its gradient, built and added up; or the inputs and outputs of layers."""
+def _row_bytes(module: nn.Module, layers: Plan | Layered | str, built: bool, features: int) -> int:
+    """What one row of a batch holds at most: its gradient, ``built`` and added up; or the inputs and outputs of layers."""
     sizes = [p.numel() for p in module.parameters() if p.requires_grad]
     widths = sum(sum(p.shape) for p in module.parameters() if p.dim() == 2)
-    if engine == "functional" and private:
+    if built:
         numbers = 2 * sum(sizes)
     else:
-        layers = plan(module) if engine == "linear" else layered(module) if engine == "layered" else ""
         if isinstance(layers, Layered):
             widths = held_by_layers(layers, features)
         elif not isinstance(layers, str):

@@ -193,9 +193,11 @@ class RunState:
 
     def miss(self, number: int, present: Iterable[str]) -> None:
         """Note of each real hospital of the run that is not ``present`` in round ``number`` that it missed it, and why."""
+        if not self.hospitals:
+            return
         last = {drop["site"]: drop["reason"] for drop in self.dropouts}
-        noted = {drop["site"] for drop in self.dropouts if drop["round"] == number}
-        away = [name for name in self.hospitals if name not in noted.union(present)]
+        noted = {drop["site"] for drop in self.dropouts if drop["round"] == number}.union(present)
+        away = [name for name in self.hospitals if name not in noted]
         self.dropouts += [{"round": number, "site": name, "reason": last.get(name, "it is away")} for name in away]
 
     def drop(self, number: int, dropped: Sequence[tuple[Site, str]]) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import islice
 from typing import Any
+
+_AT_ONCE = 100_000
 
 
 def json_text(value: Any, indent: int | None = None) -> str:
@@ -14,9 +17,17 @@ def json_text(value: Any, indent: int | None = None) -> str:
     '{"epsilon": null, "rounds": 2}'
     """
     try:
-        return json.dumps(value, indent=indent, allow_nan=False)
+        return _joined(value, indent)
     except ValueError:
-        return json.dumps(_without_infinities(value), indent=indent, allow_nan=False)
+        return _joined(_without_infinities(value), indent)
+
+
+def _joined(value: Any, indent: int | None) -> str:
+    """As ``json.dumps``, which would hold every word of a text of a gigabyte apart."""
+    if indent is None:
+        return json.dumps(value, allow_nan=False)
+    words = json.JSONEncoder(indent=indent, allow_nan=False).iterencode(value)
+    return "".join(iter(lambda: "".join(islice(words, _AT_ONCE)), ""))
 
 
 def _without_infinities(value: Any) -> Any:

@@ -61,11 +61,8 @@ def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int, last: M
     fixed: so many of those that have waited long enough, without replacement; fewer where fewer have. poisson: each of
     them with probability size / sites, so that a round may be empty.
     """
-    free = [
-        site
-        for site in sites
-        if number - last.get(site.name, -config.participation.min_separation) >= config.participation.min_separation
-    ]
+    wait = config.participation.min_separation
+    free = [site for site in sites if wait == 1 or number - last.get(site.name, -wait) >= wait]
     size = cohort_size(config, len(sites))
     if config.participation.sampling == "fixed" and size >= len(free):
         return free

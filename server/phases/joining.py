@@ -78,6 +78,8 @@ def without_silent(run: Run, state: RunState, number: int) -> Run:
     """
     gone = {drop["site"] for drop in state.dropouts
             if drop["round"] == number and drop["reason"] == silence(run.config.timeout)}  # fmt: skip
+    if not gone:
+        return run
     silent = [site.node for site in run.sites if site.name in gone]
     rest = [site for site in run.sites if site.name not in gone]
     if not silent or not _grows(run) or len(rest) < run.config.participation.min_sites:

@@ -50,7 +50,7 @@ def run_rounds(
     for number in range(state.round + 1, config.rounds + 1):
         started = time.perf_counter()
         run = with_newcomers(run, state, number, keep)
-        state.miss(number, [site.name for site in run.sites])
+        state.miss(number, (site.name for site in run.sites))
         try:
             figures = _train(run, state, number)
         except BudgetRefused as refusal:

@@ -14,17 +14,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+Draw = Callable[[Path], dict[str, Any]]
 _waiting: list[Connection] = []
 
 
-def stand_by(draw: Callable[[Path], Any]) -> None:
-    """Start the process, once, where there is a core for it and a fork is safe; ``draw`` is what it will be asked for."""
+def stand_by(draw: Draw, others: Draw) -> None:
+    """Start the process, once, where there is a core for it and a fork is safe. What it will be asked for is what ``draw`` and
+    ``others`` return, which work side by side.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     if _waiting or cores < 2 or threading.active_count() > 1 or "fork" not in get_all_start_methods():
         return
     context: Any = get_context("fork")
     ours, theirs = context.Pipe()
-    context.Process(target=_work, args=(draw, ours, theirs), daemon=True).start()
+    context.Process(target=_work, args=(draw, others, ours, theirs), daemon=True).start()
     theirs.close()
     _waiting.append(ours)
 
@@ -49,15 +52,31 @@ def ask(folder: Path) -> Callable[[], Any]:
     return answer
 
 
-def _work(draw: Callable[[Path], Any], theirs: Connection, line: Connection) -> None:
+def _work(draw: Draw, others: Draw, theirs: Connection, line: Connection) -> None:
     theirs.close()  # so that the line ends with the run's process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run to answer
     from matplotlib.backends import backend_agg, backend_svg  # noqa: F401 - this is what it gets ready with
     from matplotlib.figure import Figure  # noqa: F401
 
     try:
-        line.send(draw(line.recv()))
+        folder = line.recv()
     except EOFError:
-        pass  # the run ended without a report
+        return  # the run ended without a report
+    try:
+        line.send(_side_by_side(draw, others, folder))
     except Exception:
         line.send(None)  # the run draws them itself, and says what is wrong
+
+
+def _side_by_side(draw: Draw, others: Draw, folder: Path) -> dict[str, Any]:
+    """What both return; a fork of this process, which has one thread, does the second. Raises EOFError where that fails."""
+    there, here = get_context("fork").Pipe(duplex=False)
+    if os.fork() == 0:
+        try:
+            here.send(others(folder))
+        finally:
+            os._exit(0)
+    here.close()
+    drawn = draw(folder)
+    with there:
+        return {**drawn, **there.recv()}

@@ -6,9 +6,9 @@ it measures nothing and touches no record.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class Results:
 
 #: Figures by section and name: as SVG, and those of training as PNG too.
 Drawn = dict[str, dict[str, tuple[str, bytes | None]]]
+_SECTIONS = ("training", "utility", "quality", "transfer", "patients")
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
@@ -90,7 +91,11 @@ def write_report(run: Run) -> Path:
 
 def stand_by() -> None:
     """Let a process of its own draw the figures of the run that this process is about to make (``write_report``)."""
-    artist.stand_by(lambda folder: _drawn(read_results(Run(folder))))
+
+    def drawn(sections: Sequence[str], folder: Path) -> Drawn:
+        return _drawn(read_results(Run(folder)), sections=sections)
+
+    artist.stand_by(partial(drawn, _SECTIONS[:1]), partial(drawn, _SECTIONS[1:]))
 
 
 def read_results(run: Run) -> Results:
@@ -101,21 +106,25 @@ def read_results(run: Run) -> Results:
     return Results(run, run.summary_json(), run.rounds())
 
 
-def _drawn(results: Results, in_dots: bool = True) -> Drawn:
-    """The run's figures."""
-    flow = results.summary.get("flow")
-    sections = {
-        "training": result_figures(results.summary, results.rounds, "training"),
-        "utility": result_figures(results.summary, results.rounds, "utility"),
-        "quality": quality_figures(results.quality),
-        "transfer": transfer_figures(results.quality),
-        "patients": {"flow": plot_flow(Flow.from_list(flow))} if flow else {},
-    }
+def _drawn(results: Results, in_dots: bool = True, sections: Sequence[str] = _SECTIONS) -> Drawn:
+    """The run's figures in some sections."""
     return {
         # A picture in dots takes three times as long as one in lines.
         section: {name: _pictured(figure, in_dots and section == "training") for name, figure in figures.items()}
-        for section, figures in sections.items()
+        for section, figures in ((section, _figures(results, section)) for section in sections)
     }
+
+
+def _figures(results: Results, section: str) -> dict[str, Figure]:
+    match section:
+        case "quality":
+            return quality_figures(results.quality)
+        case "transfer":
+            return transfer_figures(results.quality)
+        case "patients":
+            flow = results.summary.get("flow")
+            return {"flow": plot_flow(Flow.from_list(flow))} if flow else {}
+    return result_figures(results.summary, results.rounds, section)
 
 
 def _pictured(figure: Figure, in_dots: bool) -> tuple[str, bytes | None]:

@@ -49,7 +49,7 @@ from polyclinic.training.preparation import standardised
 from polyclinic.training.sites.draws import begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import MERGED, WEIGHT, from_record, size_of, to_record, weighted_mean
+from polyclinic.wire.arrays import MERGED, WEIGHT, filled, from_record, size_of, to_record, weighted_mean
 from polyclinic.wire.compression import decode, encode
 from polyclinic.wire.messages import LOCAL, QUESTION, RECORD, TrainRequest
 
@@ -376,7 +376,7 @@ def join(
         value.nbytes for value in uploads[joined[0]].values()
     )  # of uploads that were asked for together, of each
     for index in joined:
-        _record_of(replies[index])[MERGED] = size
+        filled(_record_of(replies[index]), {MERGED: size})
 
 
 def _record_of(reply: RecordDict) -> ConfigRecord:

@@ -109,14 +109,16 @@ class LocalGrid(Grid):
         pending = list(messages)
         self._looks = 0
         for message in pending:
-            node = message.metadata.dst_node_id
+            metadata = message.metadata
+            node = metadata.dst_node_id
             if node not in self._contexts:
                 raise ValueError(f"Node {node} does not exist; this grid has {len(self._contexts)}.")
-            message.metadata.__dict__["_message_id"] = f"{node}.{next(self._ids[node])}"
+            metadata.__dict__["_message_id"] = f"{node}.{next(self._ids[node])}"
         for message, (reply, state) in zip(pending, self._call(pending), strict=True):
+            metadata = message.metadata
             reply.metadata.__dict__["_message_id"] = f"0.{next(self._ids[0])}"
-            self._contexts[message.metadata.dst_node_id].state = state
-            self._replies[message.metadata.message_id] = reply
+            self._contexts[metadata.dst_node_id].state = state
+            self._replies[metadata.message_id] = reply
             self.messages += 1
             if reply.has_error():
                 self.failures += 1

@@ -71,7 +71,7 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _flower(rounds: int = 8) -> list[Row]:
+def _flower(rounds: int = 6) -> list[Row]:
     note = "theirs: Ray on 2 CPUs, without get_epsilon; median round after the first two"
     return [
         Row("flower", sites, dp, Goal("at least", 40), either(sites, rounds, dp), peer("flower", sites, rounds, dp),
@@ -94,8 +94,8 @@ def _flower_command() -> list[Row]:
 
 def _opacus_loop() -> list[Row]:
     return [
-        Row("opacus_loop", sites, True, Goal("at least", 25), either(sites, 8, True),
-            peer("opacus_loop", sites, 8, True), note="theirs in one process, without get_epsilon")
+        Row("opacus_loop", sites, True, Goal("at least", 25), either(sites, 6, True),
+            peer("opacus_loop", sites, 6, True), note="theirs in one process, without get_epsilon")
         for sites in (50, 200)
     ]  # fmt: skip
 

@@ -151,8 +151,13 @@ class Hospital:
         return self._shard
 
     @cached_property
+    def _own(self) -> Shard:
+        """Under the hospital's own split."""
+        return self.records.own.shard(self.site)
+
+    @cached_property
     def _shard(self) -> Shard:
-        patients = self.records.own.shard(self.site).trained_on
+        patients = self._own.trained_on
         if patients < self.policy.smallest_shard:
             raise ConfigError(
                 f"{self.site}: the shard has fewer training patients than the policy's smallest-shard "
@@ -172,8 +177,7 @@ class Hospital:
         hear, without any charge, whether there is a patient in between: from a refusal, or from a reply that is sent again.
         """
         self.shard()
-        own = self.records.own.shard(self.site)
-        identity = own.digest if in_order else own.contents
+        identity = self._own.digest if in_order else self._own.contents
         return digest(identity, repr(self.records.split)) if self.moves_patients else identity
 
 

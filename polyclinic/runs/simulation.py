@@ -65,11 +65,7 @@ class SimulatedDataset:
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
-        written = _written(config.data.schema_file) if config.data.schema_file else 0
-        indicators = config.data.imputation == "indicator"
-        data = config.data
-        objective = config.objective if config.dataset == TABLES else ""
-        return cls(config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label, objective)
+        return _dataset_of(config, _written(config.data.schema_file) if config.data.schema_file else 0)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -82,6 +78,15 @@ class SimulatedDataset:
                 data={"schema_file": self.schema_file, "imputation": imputation, "label": self.label},
             )  # fmt: skip
         )
+
+
+@lru_cache(maxsize=8)
+def _dataset_of(config: RunConfig, written: int) -> SimulatedDataset:
+    data, indicators = config.data, config.data.imputation == "indicator"
+    objective = config.objective if config.dataset == TABLES else ""
+    return SimulatedDataset(
+        config.dataset, config.dataset_options, data.schema_file, written, indicators, data.label, objective
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
 
 
 def filled(record: R, items: Mapping[str, Any]) -> R:
-    """An empty record with items that are known to be of its types.
+    """A record with further items that are known to be of its types.
 
     Not by its constructor, which copies arrays' bytes, nor item by item, where Flower checks each: for thousands of
     small messages that takes longer than the training.

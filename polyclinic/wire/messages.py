@@ -231,8 +231,9 @@ def passed_on(message: Message, content: RecordDict, **changed: Any) -> Message:
 
     Not by Flower's constructor, which checks each of them: for thousands of small messages that takes longer than the training.
     """
-    metadata = type(message.metadata).__new__(type(message.metadata))
-    metadata.__dict__ |= message.metadata.__dict__ | {f"_{name}": value for name, value in changed.items()}
+    before = message.metadata
+    metadata = type(before).__new__(type(before))
+    metadata.__dict__ |= before.__dict__ | {f"_{name}": value for name, value in changed.items()}
     passed = Message.__new__(Message)
     passed.__dict__ |= {"_metadata": metadata, "_content": content, "_error": None}
     return passed

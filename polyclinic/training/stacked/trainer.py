@@ -144,12 +144,13 @@ class _Stacked(TrainedSites):
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         chosen, add_noise = next(running.state)
+        taken = np.flatnonzero(chosen)
         if self._loops is None or penalty is not None:
             gradient, loss = self._of_batches(models, self._table, chosen, penalty)
         else:
-            gradient, loss = self._of_loops(self._loops, models, chosen)
+            gradient, loss = self._of_loops(self._loops, models, taken)
         add_noise(gradient)
-        sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
+        sampled = np.bincount(self._table.site[taken], minlength=len(self.work))
         return gradient, loss, sampled
 
     def _of_batches(
@@ -162,15 +163,14 @@ class _Stacked(TrainedSites):
             gradient, loss = gradient.add_(more), loss + more_loss
         return gradient, loss.double().cpu().numpy()
 
-    def _of_loops(self, loops: Ints, models: Tensor, chosen: Bools) -> tuple[Tensor, Reals]:
+    def _of_loops(self, loops: Ints, models: Tensor, taken: Ints) -> tuple[Tensor, Reals]:
         table, settings = self._table, self.settings
         max_norm = None if settings.noise_multiplier is None else settings.max_grad_norm
-        gradient, losses, left = looped_sums(loops, models, table, chosen, max_norm)
+        gradient, losses, left = looped_sums(loops, models, table, taken, max_norm)
         for site in np.flatnonzero(left).tolist():
-            own = replace(table, site=np.zeros_like(table.site), sites=1)
-            gradient[site], losses[site] = (
-                part[0] for part in self._of_batches(models[site, None], own, chosen & (table.site == site))
-            )
+            own, chosen = replace(table, site=np.zeros_like(table.site), sites=1), np.zeros(len(table.site), dtype=bool)
+            chosen[taken[table.site[taken] == site]] = True
+            gradient[site], losses[site] = (part[0] for part in self._of_batches(models[site, None], own, chosen))
         return gradient, losses
 
 

@@ -170,10 +170,10 @@ class Training(Keys):
         "auto", description="Momentum of sgd and rmsprop; auto: what the objective states, else 0.9, and 0 of rmsprop."
     )
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
-    engine: Literal["auto", "linear", "functional", "opacus"] = Field(
+    engine: Literal["auto", "linear", "layered", "functional", "opacus"] = Field(
         "auto",
-        description="How per-patient gradients are had: linear (closed form), functional (torch.func) or opacus; auto "
-        "takes the first that the model allows. Results agree within rounding.",
+        description="How per-patient gradients are had: linear (closed form), layered (closed forms of the layers of any "
+        "module), functional (torch.func) or opacus; auto takes the first that the model allows. Results agree within rounding.",
     )
 
     @field_validator("momentum", mode="before")

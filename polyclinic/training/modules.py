@@ -6,8 +6,9 @@ Clipping one patient bounds that patient's influence only where the module keeps
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,51 @@ def flat_parameters(module: nn.Module, given: Mapping[str, np.ndarray]) -> Tenso
         for name, p in module.named_parameters() if p.requires_grad
     ]  # fmt: skip
     return torch.cat([part.detach().flatten() for part in parts])
+
+
+@dataclass(frozen=True, eq=False)
+class _Itself:
+    """Equal to the same object alone, which it keeps alive so that no other comes to have its address."""
+
+    value: object
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def structure(module: nn.Module) -> Hashable:
+    """All of a module but the values of its arrays: two that are equal compute alike, though two unequal ones may as well.
+
+    An attribute that is no plain value counts by its identity.
+    """
+    places: dict[int, int] = {}  # the same part, or array, under two names is not two like ones
+
+    def plain(value: object) -> Hashable:
+        if isinstance(value, (bool, int, float, complex, str, bytes, type(None), torch.dtype)):
+            return type(value), value
+        if isinstance(value, nn.Parameter | Tensor):
+            place = places.setdefault(id(value), len(places))
+            return place, tuple(value.shape), value.dtype, value.device, value.requires_grad
+        if isinstance(value, dict):
+            return type(value), tuple((plain(key), plain(each)) for key, each in value.items())
+        if isinstance(value, slice):
+            return slice, value.start, value.stop, value.step
+        if isinstance(value, list | tuple):
+            return type(value), tuple(map(plain, value))
+        if isinstance(value, set | frozenset):
+            return type(value), frozenset(map(plain, value))
+        return _Itself(value)
+
+    return tuple(
+        (
+            name, type(part), places.setdefault(id(part), len(places)),
+            *((key, plain(value)) for key, value in vars(part).items() if key != "_modules"),
+        )
+        for name, part in module.named_modules(remove_duplicate=False)
+    )  # fmt: skip
 
 
 def dump(module: nn.Module) -> Arrays:

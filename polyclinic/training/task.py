@@ -39,7 +39,7 @@ class TrainSettings:
     with its gain (``training.sites.optimizers``).
     ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
     release states for itself where its guarantee has one.
-    ``engine``: how per-patient gradients are had ("auto", "linear", "functional", "opacus"); ``double``: in float64
+    ``engine``: how per-patient gradients are had ("auto", "linear", "layered", "functional", "opacus"); ``double``: in float64
     whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
     for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
     ``device``: "cpu" or "cuda"; batches and noise

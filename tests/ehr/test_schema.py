@@ -45,6 +45,13 @@ def test_roles_are_found(schema: Schema) -> None:
     assert next(c for c in schema.columns if c.name == "sbp").record_names == ("sbp_00", "sbp_01", "sbp_02")
 
 
+def test_a_copy_with_other_columns_has_other_roles_and_another_digest(schema: Schema) -> None:
+    before = schema.features, schema.digest()
+    fewer = schema.model_copy(update={"columns": tuple(c for c in schema.columns if c != schema.features[0])})
+    assert fewer.features == schema.features[1:] and fewer.digest() != schema.digest()
+    assert (schema.features, schema.digest()) == before
+
+
 def test_num_classes_counts_label_categories() -> None:
     grade = Column(name="y", kind="ordinal", role="label", categories=("1", "2", "3"))
     assert Schema(name="s", columns=(PATIENT, AGE, grade)).num_classes == 3

@@ -23,8 +23,9 @@ from polyclinic.evaluation.intervals import repeated
 from polyclinic.evaluation.report import render_comparison, render_sweep
 from polyclinic.evaluation.report.sweep import Row
 from polyclinic.runs.folder import Run
+from polyclinic.sim.threads import cores
 from polyclinic.sweeps.carrying import carry_out
-from polyclinic.sweeps.plan import plan
+from polyclinic.sweeps.plan import in_order, plan, usual_jobs
 
 SMALL = ("--rounds", "2", "-c", "privacy.epsilon=1,3", "-c", "strategy=fedavg,fedavgm")
 
@@ -91,6 +92,18 @@ def test_folds_judge_every_patient_once_and_their_interval_counts_shared_patient
     assert np.sum(held_out, axis=0).tolist() == [1] * 569
     row = pd.read_csv(tmp_path / "sweep-summary.csv").set_index(["site", "metric"]).loc[("pooled", "auroc")]
     assert row["se"] == pytest.approx(table["auroc"].std() * (1 / 3 + 1 / 2) ** 0.5)
+
+
+def test_jobs_keep_the_cores_busy_and_few_runs_stay_in_one_process() -> None:
+    assert usual_jobs(plan({}, [], seeds=15)) == 1
+    assert usual_jobs(plan({}, [], seeds=8 * cores())) == cores()
+    assert usual_jobs(plan({"workers": cores()}, [], seeds=8 * cores())) == 1
+    assert usual_jobs(plan({"ray_address": "local"}, [], seeds=8 * cores())) == 1
+
+
+def test_runs_of_one_split_follow_each_other() -> None:
+    runs = in_order(plan({}, [[{"privacy.epsilon": 1}, {"privacy.epsilon": 3}]], seeds=2))
+    assert [(run.config.seed, run.config.privacy.epsilon) for run in runs] == [(0, 1), (0, 3), (1, 1), (1, 3)]
 
 
 def test_an_impossible_combination_is_refused_before_the_first_run(tmp_path: Path) -> None:

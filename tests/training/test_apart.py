@@ -35,9 +35,9 @@ from polyclinic.training.stacked import trainer
 from polyclinic.training.stacked.batches import build_table, patient_blocks
 from polyclinic.training.stacked.clip_factors import clip_factors
 from polyclinic.training.stacked.layers import plan
-from polyclinic.training.stacked.linear import _row_norms
 from polyclinic.training.stacked.products import outer_products, rows_product
 from polyclinic.training.stacked.propagation import factors_of
+from polyclinic.training.stacked.rows import row_norms
 from polyclinic.training.synthesis import GameTask
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Floats
@@ -241,7 +241,7 @@ def test_fault_31_a_patients_rows_norm_and_factor_are_bit_equal_at_every_place(k
         found: list[list[torch.Tensor]] = []
         for block in patient_blocks(table, np.ones(rows.patients, dtype=bool), lambda _: 64):
             parts, _ = factors_of(layers, theta, block, options.get("loss", "cross-entropy"), None)
-            norms, _ = _row_norms(parts, apart=True)
+            norms, _ = row_norms(parts, apart=True)
             found.append(
                 [*(v for p in parts for v in (p.input, p.output)), norms, clip_factors(norms, 1.0, theta.dtype)]
             )

@@ -200,10 +200,10 @@ def shared() -> nn.Module:
         (lambda: logistic(FEATURES, 3), "linear"),
         (lambda: nn.Sequential(nn.Dropout(0.0), mlp(FEATURES, 3, (4,))), "linear"),
         (lambda: nn.Sequential(nn.Dropout(0.5), mlp(FEATURES, 3, (4,))), "linear"),
-        (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, 3)), "functional"),
-        (lambda: Doubled(nn.Linear(FEATURES, 3)), "functional"),
+        (lambda: nn.Sequential(nn.Linear(FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, 3)), "layered"),
+        (lambda: Doubled(nn.Linear(FEATURES, 3)), "layered"),
         (frozen, "functional"),
-        (shared, "functional"),
+        (shared, "layered"),
         (Branching, "opacus"),
     ],
 )

@@ -109,8 +109,8 @@ def sums(
     site = SiteWork(Rows(x, np.arange(len(x)) % 2, np.arange(len(x)), len(x)), keyed_stream(0), keyed_stream(0), 1.0)
     table = build_table([site], torch.float32)
     theta = flat_parameters(module, start_of(build))[None] * scale
-    assert layers is not None and takes(table, layers)
-    ours, _, left = looped_sums(layers, theta, table, everybody, max_norm)
+    assert layers is not None and takes(table, layers) and not takes(replace(table, x=table.x[:, 1:]), layers)
+    ours, _, left = looped_sums(layers, theta, table, np.flatnonzero(everybody), max_norm)
     theirs, _ = linear_sums(plan(module), theta, next(batch_parts(table, everybody, len(x))), max_norm)  # type: ignore[arg-type]
     return ours[0].numpy(), theirs[0].numpy(), bool(left[0])
 
@@ -161,6 +161,7 @@ def test_without_privacy_numbers_that_are_not_finite_stay_so() -> None:
         (lambda: mlp(6, 3, (8,)).double(), {}),
         (lambda: nn.Sequential(nn.Linear(6, 3), nn.GELU(), nn.Linear(3, 3)), {}),
         (lambda: nn.Sequential(nn.Tanh(), nn.Linear(6, 3)), {}),
+        (lambda: nn.Sequential(nn.Linear(6, 3), nn.Linear(4, 3)), {}),
         (lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh()), {}),
         (lambda: nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.ReLU(), nn.Linear(3, 3)), {}),
     ],

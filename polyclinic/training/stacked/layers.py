@@ -28,7 +28,7 @@ from polyclinic.training.stacked.products import rows_product
 ELEMENTWISE = (nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.ELU, nn.SELU, nn.SiLU, nn.LeakyReLU, nn.Softplus, nn.Identity)
 # Without parameters, a row at a time; beside each, how many dimensions a row has before and after it.
 _RESHAPING: dict[type[nn.Module], tuple[int, int]] = {
-    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
+    nn.Unflatten: (1, 3), nn.ZeroPad2d: (3, 3), nn.MaxPool2d: (3, 3), Planes: (1, 3), Leading: (1, 1), Products: (1, 1),
 }  # fmt: skip
 ROW_BY_ROW = (*_RESHAPING, nn.Flatten)
 
@@ -51,18 +51,6 @@ class Affine:
         """(K, outputs) view of (K, P)."""
         start = self.start + self.inputs * self.outputs
         return flat[:, start : start + self.outputs]
-
-
-@dataclass(frozen=True, eq=False)
-class LayerRows:
-    """A layer's input (S, B, inputs) and the loss' gradient at its output (S, B, outputs).
-
-    Of a convolution with L positions: (S, B, L, inputs), the patches, and (S, B, L, outputs).
-    """
-
-    layer: Affine
-    input: Tensor
-    output: Tensor
 
 
 Pair = tuple[int, int]

@@ -19,9 +19,9 @@ from polyclinic.training.local import Penalty
 from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.clip_factors import clip_factors, clip_rows, longest_factor
-from polyclinic.training.stacked.layers import FlowPlan, LayerRows, Masked, Masks, Plan
-from polyclinic.training.stacked.products import outer_products, rows_product
+from polyclinic.training.stacked.layers import FlowPlan, Masks, Plan
 from polyclinic.training.stacked.propagation import factors_of
+from polyclinic.training.stacked.rows import AT_ONCE, LayerRows, Part, row_norms
 
 
 def linear_sums(
@@ -45,26 +45,27 @@ def _sums(
 ) -> tuple[Tensor, Tensor]:
     """As ``linear_sums``, and anything where a mask is 0."""
     parts, losses = factors_of(layers, theta, batch, loss, masks)
-    if max_norm is None:
-        return _products(parts, None, theta), losses
-    if batch.apart:
+    if max_norm is not None and batch.apart:
         return _apart(parts, batch, theta, max_norm), losses.sum(0, keepdim=True)
-    rows, longest = _row_norms(parts)
-    if batch.one_row and all(part.input.dim() == 3 for part in parts):
-        norms = rows
-    else:
-        norms = patient_norms(parts, rows, batch)
-        norms = norms[:, :-1] if batch.one_row else norms
+    return clipped_sums(parts, theta, batch, max_norm), losses
+
+
+def clipped_sums(parts: Sequence[Part], theta: Tensor, batch: Batch, max_norm: float | None) -> Tensor:
+    """(S, P) sums over patients of their gradients, like ``theta``, clipped to ``max_norm`` unless None."""
+    if max_norm is None:
+        return _products(parts, None, theta)
+    rows, longest = row_norms(parts)
+    norms = _one_row_norms(parts, rows) if batch.one_row else patient_norms(parts, rows, batch)
     factors = clip_factors(norms, max_norm, theta.dtype)
     if bool(longest.amax() < longest_factor(max_norm, theta.dtype)) and bool(
         torch.isfinite(rows + norms.sum(1, keepdim=True)).all()
     ):
-        return _products(parts, _of_rows(factors, batch), theta), losses
+        return _products(parts, _of_rows(factors, batch), theta)
     doubtful = ~torch.isfinite(rows) | (longest >= longest_factor(max_norm, theta.dtype))
     if not batch.one_row:
         of_patient = (~torch.isfinite(norms)).long().scatter_add_(1, batch.member, doubtful.long())
         doubtful = of_patient.gather(1, batch.member) > 0
-    return _guarded(parts, doubtful, factors, batch, theta, max_norm), losses
+    return _guarded(parts, doubtful, factors, batch, theta, max_norm)
 
 
 def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: float) -> Tensor:
@@ -75,53 +76,26 @@ def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: fl
     """
     built = torch.ones(len(batch.x), dtype=torch.bool)
     total = torch.zeros_like(theta)
-    if batch.one_row and all(part.input.dim() == 3 for part in parts):
-        norms, longest = _row_norms(parts, apart=True)
+    if batch.one_row and not any(part.positions for part in parts):
+        norms, longest = row_norms(parts, apart=True)
         doubtful = ~torch.isfinite(norms) | (longest >= longest_factor(max_norm, theta.dtype))
         some = [LayerRows(p.layer, p.input.transpose(0, 1), p.output.transpose(0, 1)) for p in parts]
-        kept = _without(some, doubtful.mT) if bool(doubtful.any()) else some
-        total, built = _products(kept, clip_factors(norms, max_norm, theta.dtype).mT[..., None], theta), doubtful[:, 0]
+        kept = [part.without(doubtful.mT) for part in some] if bool(doubtful.any()) else some
+        total, built = _products(kept, clip_factors(norms, max_norm, theta.dtype).mT, theta), doubtful[:, 0]
     if bool(built.any()):
         gradients = torch.zeros(len(batch.x), theta.shape[1], dtype=theta.dtype)
         for part in parts:
-            output, inputs = (value.flatten(1, -2) for value in (part.output, part.input))
-            weight = outer_products(output, inputs)
-            part.layer.weight(gradients).copy_(weight * part.layer.mask if isinstance(part.layer, Masked) else weight)
-            if part.layer.bias:
-                part.layer.offset(gradients).copy_(output.sum(1))
+            part.build_apart(gradients)
         rows, factors = clip_rows(gradients, max_norm)
         total = total + (factors * built) @ rows
     return total
 
 
-def _row_norms(parts: Sequence[LayerRows], apart: bool = False) -> tuple[Tensor, Tensor]:
-    """(S, B) norms of the rows' gradients, and of each row's longest layer input.
-
-    Of a convolution the norms at its positions are added up: at least the norm of their sum.
-    """
-    squares, longest = torch.zeros((), dtype=parts[0].input.dtype), torch.zeros((), dtype=parts[0].input.dtype)
-    for part in parts:
-        length = torch.linalg.vecdot(part.input, part.input)
-        output = torch.linalg.vecdot(part.output, part.output)
-        if isinstance(part.layer, Masked):
-            longest = torch.maximum(longest, length)
-            square, mask = part.output.square(), part.layer.mask
-            kept = rows_product(square, mask[None]) if apart else square @ mask
-            squares = squares + torch.linalg.vecdot(kept, part.input.square()) + output
-        elif part.input.dim() == 3:
-            longest = torch.maximum(longest, length)
-            squares = torch.addcmul(squares, output, length + 1 if part.layer.bias else length)
-        else:
-            longest = torch.maximum(longest, length.amax(-1))
-            squares = squares + (output * (length + 1 if part.layer.bias else length)).sqrt().sum(-1).square()
-    return squares.sqrt(), longest.sqrt()
-
-
 def _guarded(
-    parts: Sequence[LayerRows], doubtful: Tensor, factors: Tensor, batch: Batch, theta: Tensor, max_norm: float
+    parts: Sequence[Part], doubtful: Tensor, factors: Tensor, batch: Batch, theta: Tensor, max_norm: float
 ) -> Tensor:  # fmt: skip
     """The sums where some patients' norms overflow or are not to be trusted, ``doubtful`` (S, B): theirs are built instead."""
-    total = _products(_without(parts, doubtful), _of_rows(factors, batch), theta)
+    total = _products([part.without(doubtful) for part in parts], _of_rows(factors, batch), theta)
     site, column = torch.nonzero(doubtful & (batch.weight > 0), as_tuple=True)
     patient, inverse = torch.unique(torch.stack([site, batch.member[site, column]]), dim=1, return_inverse=True)
     at_once = max(1, AT_ONCE // theta.shape[1])
@@ -131,51 +105,36 @@ def _guarded(
         for row in some.nonzero()[:, 0].split(at_once):
             gradients = torch.zeros(len(row), theta.shape[1], dtype=theta.dtype)
             for part in parts:
-                a, g = part.input[site[row], column[row]], part.output[site[row], column[row]]
-                if isinstance(part.layer, Masked):
-                    part.layer.weight(gradients).copy_(g[:, :, None] * a[:, None] * part.layer.mask)
-                elif g.dim() == 2:
-                    part.layer.weight(gradients).copy_(g[:, :, None] * a[:, None])
-                else:
-                    part.layer.weight(gradients).copy_(torch.bmm(g.mT, a))
-                if part.layer.bias:
-                    part.layer.offset(gradients).copy_(g if g.dim() == 2 else g.sum(1))
+                part.build(gradients, site[row], column[row])
             built.index_add_(0, inverse[row] - begin, gradients)
         built, scale = clip_rows(built, max_norm)
         total.index_add_(0, patient[0, begin : begin + at_once], built * scale[:, None])
     return total
 
 
-def _without(parts: Sequence[LayerRows], rows: Tensor) -> list[LayerRows]:
-    """The parts with zeros in these ``rows``, (S, B) bool."""
-    return [LayerRows(p.layer, *(torch.where(_across(rows, t), 0.0, t) for t in (p.input, p.output))) for p in parts]
-
-
-def _across(rows: Tensor, values: Tensor) -> Tensor:
-    """(S, B, 1) of rows in front of (S, B, ..., n)."""
-    return rows.view(*rows.shape[:2], *[1] * (values.dim() - 2))
-
-
 def _of_rows(factors: Tensor, batch: Batch) -> Tensor:
-    """(S, B, 1) factors of the rows from those of their patients."""
-    return (factors if batch.one_row else factors.gather(1, batch.member))[..., None]
+    """(S, B) factors of the rows from those of their patients."""
+    return factors if batch.one_row else factors.gather(1, batch.member)
 
 
-def _products(parts: Sequence[LayerRows], factors: Tensor | None, theta: Tensor) -> Tensor:
+def _products(parts: Sequence[Part], factors: Tensor | None, theta: Tensor) -> Tensor:
     total = torch.empty_like(theta)
     for part in parts:
-        output = part.output if factors is None else part.output * _across(factors, part.output)
-        output, inputs = (value.flatten(1, -2) for value in (output, part.input))
-        part.layer.weight(total).copy_(torch.bmm(output.mT, inputs))
-        if part.layer.bias:
-            part.layer.offset(total).copy_(output.sum(1))
+        part.add(total, factors)
     return total
 
 
-AT_ONCE = 1 << 24  # numbers in gradients built at once, where they have to be
+def _one_row_norms(parts: Sequence[Part], rows: Tensor) -> Tensor:
+    """(S, B) norms of the rows' gradients, with what rounding may hide where positions cancel; ``rows``: the same, or more."""
+    if not any(part.positions for part in parts):
+        return rows
+    squares = torch.zeros_like(rows)
+    for part in parts:
+        squares = squares + part.together().view_as(rows) if part.positions else part.norms(squares)[0]
+    return squares.to(rows.dtype).clamp_(min=0).sqrt_() + 64 * torch.finfo(rows.dtype).eps * rows
 
 
-def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Tensor:
+def patient_norms(parts: Sequence[Part], rows: Tensor, batch: Batch) -> Tensor:
     """(S, M + 1) norms of the patients' gradients, in the dtype of ``rows``; the last column, of padding, is 0.
 
     rows: (S, B) norms of the rows' gradients, or more. What rounding may hide where a patient's rows cancel is added to the norm.
@@ -198,35 +157,11 @@ def patient_norms(parts: Sequence[LayerRows], rows: Tensor, batch: Batch) -> Ten
             inside = np.arange(1 << int(exponent)) < counts[some, None]
             place = np.where(inside, first[some, None] + np.arange(1 << int(exponent)), 0)
             index = torch.from_numpy(order[place]).to(patient.device)
-            mask = torch.from_numpy(inside)[..., None].to(patient.device)
+            mask = torch.from_numpy(inside).to(patient.device)
             squares[torch.from_numpy(some).to(patient.device)] = (
-                torch.stack([_squares(p, index, mask) for p in parts]).sum(0).to(dtype)
+                torch.stack([part.together(index, mask) for part in parts]).sum(0).to(dtype)
             )
     together = torch.zeros(sites * slots, dtype=dtype).index_add_(0, patient, rows.flatten())
     norms = squares.clamp_(min=0).sqrt_() + 64 * torch.finfo(dtype).eps * together
     norms[slots - 1 :: slots] = 0
     return norms.view(sites, slots)
-
-
-def _squares(part: LayerRows, index: Tensor, mask: Tensor) -> Tensor:
-    """(K,) squared norms of the layer's gradients summed over each patient's rows: index (K, R), mask (K, R, 1)."""
-    there = mask.view(*mask.shape, *[1] * (part.input.dim() - 3))
-    # Padding points at some other patient's row, and 0 * inf is NaN: both factors are masked.
-    a, g = (
-        torch.where(there, value.flatten(0, 1)[index], 0.0).flatten(1, -2) for value in (part.input, part.output)
-    )  # positions of a convolution are like more rows
-    layer = part.layer
-    gram_is_cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) < layer.inputs * layer.outputs
-    # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.
-    weights = layer.mask if isinstance(layer, Masked) else None
-    if weights is None and gram_is_cheaper and a.dtype != torch.float64:
-        a, g = a.double(), g.double()
-        grams = torch.bmm(a, a.mT)
-        return (torch.bmm(g, g.mT) * (grams + 1 if layer.bias else grams)).sum((1, 2))
-    at_once = max(1, AT_ONCE // (layer.inputs * layer.outputs))
-    built = (
-        torch.bmm(some.mT, inputs)
-        for some, inputs in zip(torch.split(g, at_once), torch.split(a, at_once), strict=True)
-    )
-    squares = torch.cat([(one if weights is None else one * weights).square().sum((1, 2)) for one in built])
-    return squares + g.sum(1).square().sum(1) if layer.bias else squares

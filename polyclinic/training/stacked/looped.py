@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -43,7 +44,9 @@ def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Int
             layers[-1][-1] = _AFTER[type(layer)]  # type: ignore[index]
         elif type(layer) is not nn.Identity:
             return None
-    return np.array(layers, dtype=np.int64) if layers and not layers[-1][-1] else None
+    # The loops look at no shapes.
+    fit = all(before[2] == after[1] for before, after in pairwise(layers))
+    return np.array(layers, dtype=np.int64) if layers and not layers[-1][-1] and fit else None
 
 
 def in_turn(sites: int, layers: Ints) -> list[list[int]]:
@@ -54,21 +57,22 @@ def in_turn(sites: int, layers: Ints) -> list[list[int]]:
 
 
 def takes(table: Table, layers: Ints) -> bool:
-    """Whether every patient has one row, labelled with a class."""
+    """Whether every patient has one row, as long as the first layer takes it, and labelled with a class."""
+    if table.x.shape[1] != layers[0, 1]:
+        return False
     classes = max(2, int(layers[-1, 2]))
     return table.one_row and table.y.dim() == 1 and bool(((table.y >= 0) & (table.y < classes)).all())
 
 
 def looped_sums(
-    layers: Ints, theta: Tensor, table: Table, chosen: Bools, max_norm: float | None
+    layers: Ints, theta: Tensor, table: Table, taken: Ints, max_norm: float | None
 ) -> tuple[Tensor, Reals, Bools]:
-    """(S, P) sums of (clipped) gradients of the ``chosen`` patients and (S,) summed losses, as ``linear_sums``.
+    """(S, P) sums of (clipped) gradients of patients, by ascending numbers, and (S,) summed losses, as ``linear_sums``.
 
     Also (S,) which hospitals are left.
     """
     from polyclinic.loops.perceptron import clipped_sums
 
-    taken = np.flatnonzero(chosen)
     ends = np.cumsum(np.bincount(table.site[taken], minlength=table.sites))
     out, losses, left = torch.empty(theta.shape), np.empty(table.sites), np.zeros(table.sites, dtype=bool)
     longest = longest_factor(max_norm, theta.dtype) if max_norm else np.inf

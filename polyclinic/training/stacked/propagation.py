@@ -20,12 +20,12 @@ from polyclinic.training.stacked.layers import (
     Convolution,
     Dropped,
     FlowPlan,
-    LayerRows,
     Layers,
     Masks,
     Plan,
 )
 from polyclinic.training.stacked.products import rows_product
+from polyclinic.training.stacked.rows import LayerRows
 
 
 def factors_of(
@@ -76,7 +76,7 @@ def _forth(
     values, taken = [value], list[Tensor]()
     for number, layer in enumerate(layers):
         if isinstance(layer, Affine):
-            rows, value = _affine(layer, theta, value)
+            rows, value = affine(layer, theta, value)
             taken.append(rows)
         elif isinstance(layer, Dropped):
             assert masks is not None and there is not None
@@ -98,9 +98,9 @@ def _back(
     for index in range(len(layers) - 1, max(first, 0) - 1, -1):
         layer = layers[index]
         if isinstance(layer, Affine):
-            gradient = _by_position(layer, gradient)
+            gradient = by_position(layer, gradient)
             parts.append(LayerRows(layer, taken.pop(), gradient))
-            gradient = _before(layer, theta, gradient, values[index]) if index > first else gradient
+            gradient = before(layer, theta, gradient, values[index].shape) if index > first else gradient
         elif isinstance(layer, Dropped):
             gradient = gradient * taken.pop()
         else:
@@ -108,7 +108,7 @@ def _back(
     return parts[::-1], gradient
 
 
-def _affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+def affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """The layer's input as ``LayerRows`` has it, and its output: (S, B, outputs), or (S, B, outputs, height, width)."""
     rows, weight = value, layer.weight(theta).mT
     shape = value.shape[:2]
@@ -124,17 +124,17 @@ def _affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor
     return rows, value.view(*shape, *grid, -1).movedim(-1, 2) if isinstance(layer, Convolution) else value
 
 
-def _by_position(layer: Affine, gradient: Tensor) -> Tensor:
+def by_position(layer: Affine, gradient: Tensor) -> Tensor:
     """The gradient at a layer's output as ``LayerRows`` has it."""
     return gradient.flatten(3).mT.contiguous() if isinstance(layer, Convolution) else gradient
 
 
-def _before(layer: Affine, theta: Tensor, gradient: Tensor, value: Tensor) -> Tensor:
-    """The gradient at a layer's input, (S, B, ...) as ``value``, from the one at its output."""
+def before(layer: Affine, theta: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
+    """The gradient at a layer's input of this ``shape``, (S, B, ...), from the one at its output."""
     if not isinstance(layer, Convolution):
         return rows_product(gradient, layer.weight(theta))
     patches = rows_product(gradient.flatten(1, 2), layer.weight(theta)).reshape(-1, gradient.shape[2], layer.inputs)
-    return layer.folded(patches, (value.shape[3], value.shape[4])).reshape(value.shape)
+    return layer.folded(patches, (shape[3], shape[4])).reshape(*shape)
 
 
 def _forward(layer: nn.Module, value: Tensor) -> Tensor:
@@ -172,7 +172,7 @@ def held_by_pictures(layers: Plan, parameters: int, features: int) -> int:
     theta, value, numbers = torch.zeros(1, parameters), torch.zeros(1, 1, features), 0
     for layer in layers:
         if isinstance(layer, Affine):
-            rows, value = _affine(layer, theta, value)
+            rows, value = affine(layer, theta, value)
             numbers += rows.numel()
         elif not isinstance(layer, Dropped):
             value = _forward(layer, value)

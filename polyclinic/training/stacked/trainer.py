@@ -23,6 +23,7 @@ from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
+from polyclinic.training.stacked.layered import Layered, held_by_layers, layered
 from polyclinic.training.stacked.layers import Plan, plan
 from polyclinic.training.stacked.looped import in_turn, looped, looped_noise, looped_sums, takes
 from polyclinic.training.stacked.propagation import held_by_pictures
@@ -43,7 +44,7 @@ def train_stacked(
 ) -> list[SiteUpdate]:  # fmt: skip
     """Each site's update after ``settings.local_steps`` steps from ``arrays``, in the order of ``work``.
 
-    engine: "linear" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
+    engine: "linear", "layered" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
     activations and noise to hold at one time; it changes the result by rounding only.
     Raises ConfigError for a module that the engine cannot take.
     """
@@ -64,14 +65,15 @@ def _train(
     """``draws``: whether the module's layers draw random numbers themselves."""
     private = settings.noise_multiplier is not None
     layers = plan(module) if engine == "linear" else ""
-    row_bytes = _row_bytes(module, layers, engine == "functional" and private, work[0].rows.x.shape[1])
+    held_by = layered(module) if engine == "layered" else layers
+    row_bytes = _row_bytes(module, held_by, engine == "functional" and private, work[0].rows.x.shape[1])
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     loops = looped(layers, settings, next(module.parameters()).dtype)
     groups = group_sites(work, settings.sample_rate, row_bytes, held) if loops is None else in_turn(len(work), loops)
-    if settings.apart or (draws and engine != "linear"):
+    if settings.apart or (draws and engine == "functional"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
         rows_at_once = max(1, part // (row_bytes * len(group)))
@@ -108,16 +110,18 @@ def _draws_itself(module: nn.Module, features: int) -> bool:
         return not torch.equal(before, torch.random.get_rng_state())
 
 
-def _row_bytes(module: nn.Module, layers: Plan | str, built: bool, features: int) -> int:
+def _row_bytes(module: nn.Module, layers: Plan | Layered | str, built: bool, features: int) -> int:
     """What one row of a batch holds at most: its gradient, ``built`` and added up; or the inputs and outputs of layers."""
     sizes = [p.numel() for p in module.parameters() if p.requires_grad]
     widths = sum(sum(p.shape) for p in module.parameters() if p.dim() == 2)
     if built:
         numbers = 2 * sum(sizes)
     else:
-        numbers = 4 * (
-            widths if isinstance(layers, str) else max(widths, held_by_pictures(layers, sum(sizes), features))
-        )
+        if isinstance(layers, Layered):
+            widths = held_by_layers(layers, features)
+        elif not isinstance(layers, str):
+            widths = max(widths, held_by_pictures(layers, sum(sizes), features))
+        numbers = 4 * widths
     return max(1, numbers) * next(module.parameters()).element_size()
 
 
@@ -140,12 +144,13 @@ class _Stacked(TrainedSites):
 
     def _sums(self, running: Running, models: Tensor, penalty: Penalty | None) -> tuple[Tensor, Reals, Ints]:
         chosen, add_noise = next(running.state)
+        taken = np.flatnonzero(chosen)
         if self._loops is None or penalty is not None:
             gradient, loss = self._of_batches(models, self._table, chosen, penalty)
         else:
-            gradient, loss = self._of_loops(self._loops, models, chosen)
+            gradient, loss = self._of_loops(self._loops, models, taken)
         add_noise(gradient)
-        sampled = np.bincount(self._table.site[chosen], minlength=len(self.work))
+        sampled = np.bincount(self._table.site[taken], minlength=len(self.work))
         return gradient, loss, sampled
 
     def _of_batches(
@@ -158,15 +163,14 @@ class _Stacked(TrainedSites):
             gradient, loss = gradient.add_(more), loss + more_loss
         return gradient, loss.double().cpu().numpy()
 
-    def _of_loops(self, loops: Ints, models: Tensor, chosen: Bools) -> tuple[Tensor, Reals]:
+    def _of_loops(self, loops: Ints, models: Tensor, taken: Ints) -> tuple[Tensor, Reals]:
         table, settings = self._table, self.settings
         max_norm = None if settings.noise_multiplier is None else settings.max_grad_norm
-        gradient, losses, left = looped_sums(loops, models, table, chosen, max_norm)
+        gradient, losses, left = looped_sums(loops, models, table, taken, max_norm)
         for site in np.flatnonzero(left).tolist():
-            own = replace(table, site=np.zeros_like(table.site), sites=1)
-            gradient[site], losses[site] = (
-                part[0] for part in self._of_batches(models[site, None], own, chosen & (table.site == site))
-            )
+            own, chosen = replace(table, site=np.zeros_like(table.site), sites=1), np.zeros(len(table.site), dtype=bool)
+            chosen[taken[table.site[taken] == site]] = True
+            gradient[site], losses[site] = (part[0] for part in self._of_batches(models[site, None], own, chosen))
         return gradient, losses
 
 

@@ -27,7 +27,9 @@ def stand_by(draw: Draw, others: Draw) -> None:
         return
     context: Any = get_context("fork")
     ours, theirs = context.Pipe()
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a run that fails ends it, whenever that is
     context.Process(target=_work, args=(draw, others, ours, theirs), daemon=True).start()
+    signal.signal(signal.SIGTERM, before)
     theirs.close()
     _waiting.append(ours)
 
@@ -53,7 +55,6 @@ def ask(folder: Path) -> Callable[[], Any]:
 
 
 def _work(draw: Draw, others: Draw, theirs: Connection, line: Connection) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # by which a run that fails ends it
     theirs.close()  # so that the line ends with the run's process
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the run to answer
     from matplotlib.backends import backend_agg, backend_svg  # noqa: F401 - this is what it gets ready with

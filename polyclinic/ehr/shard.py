@@ -37,6 +37,11 @@ class Rows:
     patient: Ints
     patients: int
 
+    @cached_property
+    def one_each(self) -> bool:
+        """Whether each patient has exactly one row."""
+        return len(self.y) == self.patients and bool((np.bincount(self.patient, minlength=self.patients) == 1).all())
+
     def of_patients(self, chosen: Bools) -> Rows:
         """The rows of the ``chosen`` patients, (patients,) bool, in their order; the patients are numbered anew."""
         rows = chosen[self.patient]

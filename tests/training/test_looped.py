@@ -100,6 +100,17 @@ def test_a_hospital_is_the_same_bit_for_bit_whatever_is_stacked_with_it(monkeypa
         assert all(np.array_equal(one.arrays[key], other.arrays[key]) for key in one.arrays)
 
 
+def test_a_hospital_whose_patients_have_several_rows_changes_nobody_elses_update() -> None:
+    build, sites = MODULES["tanh"], work(SIZES)
+    alone = train_stacked(build, start_of(build), sites, SETTINGS, "linear")
+    rows = sites[0].rows
+    patient = np.repeat(np.arange(-(-len(rows.y) // 2)), 2)[: len(rows.y)]
+    other = replace(sites[0], rows=Rows(rows.x, rows.y, patient, int(patient[-1]) + 1))
+    together = train_stacked(build, start_of(build), [other, *work(SIZES)[1:]], SETTINGS, "linear")
+    for one, another in zip(alone[1:], together[1:], strict=True):
+        assert all(np.array_equal(one.arrays[key], another.arrays[key]) for key in one.arrays)
+
+
 def sums(
     build: Build, x: np.ndarray, max_norm: float | None, scale: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray, bool]:
@@ -109,7 +120,7 @@ def sums(
     site = SiteWork(Rows(x, np.arange(len(x)) % 2, np.arange(len(x)), len(x)), keyed_stream(0), keyed_stream(0), 1.0)
     table = build_table([site], torch.float32)
     theta = flat_parameters(module, start_of(build))[None] * scale
-    assert layers is not None and takes(table, layers) and not takes(replace(table, x=table.x[:, 1:]), layers)
+    assert layers is not None and takes(site.rows, layers) and not takes(replace(site.rows, x=x[:, 1:]), layers)
     ours, _, left = looped_sums(layers, theta, table, np.flatnonzero(everybody), max_norm)
     theirs, _ = linear_sums(plan(module), theta, next(batch_parts(table, everybody, len(x))), max_norm)  # type: ignore[arg-type]
     return ours[0].numpy(), theirs[0].numpy(), bool(left[0])

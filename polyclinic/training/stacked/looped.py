@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.ehr.shard import Rows
 from polyclinic.loops import normals
 from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.stacked.batches import Table
@@ -49,19 +50,18 @@ def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Int
     return np.array(layers, dtype=np.int64) if layers and not layers[-1][-1] and fit else None
 
 
-def in_turn(sites: int, layers: Ints) -> list[list[int]]:
-    """Indices of the sites that take their steps together."""
+def in_turn(sites: Sequence[int], layers: Ints) -> list[list[int]]:
+    """The sites that take their steps together."""
     parameters = int(layers[-1, 0] + layers[-1, 2] * (layers[-1, 1] + layers[-1, 3]))
     at_once = max(1, _CACHE // (16 * parameters))
-    return [[*range(begin, min(begin + at_once, sites))] for begin in range(0, sites, at_once)]
+    return [[*sites[begin : begin + at_once]] for begin in range(0, len(sites), at_once)]
 
 
-def takes(table: Table, layers: Ints) -> bool:
+def takes(rows: Rows, layers: Ints) -> bool:
     """Whether every patient has one row, as long as the first layer takes it, and labelled with a class."""
-    if table.x.shape[1] != layers[0, 1]:
+    if rows.x.shape[1] != layers[0, 1] or rows.y.ndim != 1 or rows.y.dtype.kind not in "iu" or not rows.one_each:
         return False
-    classes = max(2, int(layers[-1, 2]))
-    return table.one_row and table.y.dim() == 1 and bool(((table.y >= 0) & (table.y < classes)).all())
+    return bool(((rows.y >= 0) & (rows.y < max(2, int(layers[-1, 2])))).all())
 
 
 def looped_sums(

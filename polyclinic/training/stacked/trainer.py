@@ -72,7 +72,13 @@ def _train(
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     loops = looped(layers, settings, next(module.parameters()).dtype)
-    groups = group_sites(work, settings.sample_rate, row_bytes, held) if loops is None else in_turn(len(work), loops)
+    # A site's own rows alone decide, so that its update does not depend on what it is stacked with.
+    in_loops = [index for index, site in enumerate(work) if loops is not None and takes(site.rows, loops)]
+    others = [index for index in range(len(work)) if index not in set(in_loops)]
+    groups = [[others[index] for index in group]
+              for group in group_sites([work[index] for index in others], settings.sample_rate, row_bytes, held)]  # fmt: skip
+    if loops is not None:
+        groups += in_turn(in_loops, loops)
     if settings.apart or (draws and engine == "functional"):
         groups = [[index] for group in groups for index in group]  # what its layers draw must not depend on the stack
     for group in groups:
@@ -84,8 +90,9 @@ def _train(
         cut = partial(batch_parts, rows_at_once=rows_at_once)
         if settings.apart and private:
             cut = partial(patient_blocks, at_once=_patients_at_once(module, row_bytes, held))
-        trained = _Stacked(module, arrays, some, settings, compute, cut, memory_limit, loops).updates()
-        updates.update(zip(group, trained, strict=True))
+        own_loops = loops if group[0] in in_loops else None
+        trained = _Stacked(module, arrays, some, settings, partial(_of_batches, compute, cut), memory_limit, own_loops)
+        updates.update(zip(group, trained.updates(), strict=True))
     return [updates[index] for index in range(len(work))]
 
 
@@ -125,19 +132,22 @@ def _row_bytes(module: nn.Module, layers: Plan | Layered | str, built: bool, fea
     return max(1, numbers) * next(module.parameters()).element_size()
 
 
+#: ``_of_batches`` of an engine.
+Batched = Callable[..., tuple[Tensor, Reals]]
+
+
 class _Stacked(TrainedSites):
     """Hospitals of a stack, whose batches are padded tensors."""
 
     def __init__(
-        self, module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, compute: Sums,
-        cut: Callable[[Table, Bools], Iterator[Batch]], memory_limit: int, loops: Ints | None = None,
+        self, module: nn.Module, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings, batched: Batched,
+        memory_limit: int, loops: Ints | None,
     ) -> None:  # fmt: skip
         super().__init__(module, arrays, work, settings)
-        self._compute, self._cut = compute, cut
+        self._batched, self._loops = batched, loops
         # Passes that take turns draw from one stream, so that none may draw ahead of the others.
         self._memory_limit = memory_limit if len(self._passes) == 1 else 0
         self._table = build_table(work, self.model.dtype, settings.device)
-        self._loops = loops if loops is not None and takes(self._table, loops) else None
 
     def _begin(self, running: Running) -> Iterator[tuple[Bools, AddNoise]]:
         return _draws(running, self.work, self.model, self._memory_limit, self._loops is not None)
@@ -146,22 +156,12 @@ class _Stacked(TrainedSites):
         chosen, add_noise = next(running.state)
         taken = np.flatnonzero(chosen)
         if self._loops is None or penalty is not None:
-            gradient, loss = self._of_batches(models, self._table, chosen, penalty)
+            gradient, loss = self._batched(models, self._table, chosen, penalty)
         else:
             gradient, loss = self._of_loops(self._loops, models, taken)
         add_noise(gradient)
         sampled = np.bincount(self._table.site[taken], minlength=len(self.work))
         return gradient, loss, sampled
-
-    def _of_batches(
-        self, models: Tensor, table: Table, chosen: Bools, penalty: Penalty | None = None
-    ) -> tuple[Tensor, Reals]:
-        parts = self._cut(table, chosen)
-        gradient, loss = self._compute(models, next(parts), penalty=penalty)
-        for part in parts:
-            more, more_loss = self._compute(models, part, penalty=penalty)
-            gradient, loss = gradient.add_(more), loss + more_loss
-        return gradient, loss.double().cpu().numpy()
 
     def _of_loops(self, loops: Ints, models: Tensor, taken: Ints) -> tuple[Tensor, Reals]:
         table, settings = self._table, self.settings
@@ -170,8 +170,21 @@ class _Stacked(TrainedSites):
         for site in np.flatnonzero(left).tolist():
             own, chosen = replace(table, site=np.zeros_like(table.site), sites=1), np.zeros(len(table.site), dtype=bool)
             chosen[taken[table.site[taken] == site]] = True
-            gradient[site], losses[site] = (part[0] for part in self._of_batches(models[site, None], own, chosen))
+            gradient[site], losses[site] = (part[0] for part in self._batched(models[site, None], own, chosen))
         return gradient, losses
+
+
+def _of_batches(
+    compute: Sums, cut: Callable[[Table, Bools], Iterator[Batch]], models: Tensor, table: Table, chosen: Bools,
+    penalty: Penalty | None = None,
+) -> tuple[Tensor, Reals]:  # fmt: skip
+    """(S, P) sums of the ``chosen`` patients' gradients and (S,) summed losses, part after part of the batch."""
+    parts = cut(table, chosen)
+    gradient, loss = compute(models, next(parts), penalty=penalty)
+    for part in parts:
+        more, more_loss = compute(models, part, penalty=penalty)
+        gradient, loss = gradient.add_(more), loss + more_loss
+    return gradient, loss.double().cpu().numpy()
 
 
 #: Adds a step's noise to the (S, P) sums of gradients, in place.

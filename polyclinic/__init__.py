@@ -43,10 +43,6 @@ _here = _Path(__path__[0])
 if (_here / "server").is_symlink() or not (_here / "server").is_dir():
     __path__.insert(0, str(_here.parent))
 
-from polyclinic.privacy.later import import_later as _import_later  # noqa: E402
-
-_import_later()
-
 if _TYPE_CHECKING:
     from polyclinic.config import (
         Central,

@@ -9,10 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import betaincinv, ndtri, stdtrit
+from scipy.special import stdtrit
 
 from polyclinic.errors import ConfigError
 from polyclinic.types import Bools, Floats, Ints
@@ -46,12 +47,7 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
         >>> [round(end, 4) for end in wilson(81, 263).ends]
         [0.308, 0.2553, 0.3662]
     """
-    if (share := _share(successes, trials)) is None:
-        return Interval(None)
-    z = float(ndtri(0.5 + 0.5 * level))
-    below = 2 * (trials + z**2)
-    middle, half = (2 * trials * share + z**2) / below, z / below * math.sqrt(4 * trials * share * (1 - share) + z**2)
-    return Interval(share, middle - half if successes else 0.0, middle + half if successes < trials else 1.0)
+    return _share(successes, trials, level, "wilson")
 
 
 def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interval:
@@ -63,11 +59,7 @@ def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interv
         >>> [round(end, 4) for end in clopper_pearson(0, 20).ends]
         [0.0, 0.0, 0.1684]
     """
-    if (share := _share(successes, trials)) is None:
-        return Interval(None)
-    tail, misses = (1 - level) / 2, trials - successes
-    low = float(betaincinv(successes, misses + 1, tail)) if successes else 0.0
-    return Interval(share, low, float(betaincinv(successes + 1, misses, 1 - tail)) if misses else 1.0)
+    return _share(successes, trials, level, "exact")
 
 
 def difference(first: Interval, second: Interval) -> Interval:
@@ -233,8 +225,12 @@ def _classes(unit: Ints, labels: Ints) -> Floats:
     return has
 
 
-def _share(successes: int, trials: int) -> float | None:
-    """None without trials."""
+def _share(successes: int, trials: int, level: float, method: Literal["wilson", "exact"]) -> Interval:
+    from scipy.stats import binomtest  # scipy takes a while to load
+
     if not 0 <= successes <= trials:
         raise ValueError(f"0 <= successes <= trials must hold, got {successes} and {trials}.")
-    return successes / trials if trials else None
+    if trials == 0:
+        return Interval(None)
+    ends = binomtest(successes, trials).proportion_ci(level, method)
+    return Interval(successes / trials, float(ends.low), float(ends.high))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from scipy.optimize import minimize
 
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.ehr.shard import Rows
@@ -73,8 +74,6 @@ def _minimised(task: Task, build: Builder, first: Arrays, strengths: dict[str, f
         [update] = task.train(build, arrays(point), [SiteWork(rows, stream, stream)], _WHOLE)
         penalty = strength * point / rows.patients
         return update.loss + float(penalty @ point) / 2, point - flat(update.arrays) + penalty
-
-    from scipy.optimize import minimize  # a tenth of a second to load, which other runs need not wait for
 
     optimum = minimize(objective, flat(first), jac=True, method="L-BFGS-B", options={"maxiter": 1000, "gtol": 1e-6})
     return {name: value.astype(first[name].dtype) for name, value in arrays(optimum.x).items()}

@@ -6,18 +6,13 @@ import time
 from collections.abc import Iterable
 from logging import ERROR
 
+import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
 from polyclinic.wire.messages import FAILED
 from polyclinic.wire.passing import PassingGrid
-
-
-def _of_the_superlink() -> tuple[type[Exception], ...]:
-    import httpx  # a simulation has no network
-
-    return httpx.HTTPError, OSError
 
 
 class PromptGrid(PassingGrid):
@@ -47,7 +42,7 @@ class PromptGrid(PassingGrid):
         for name in message_ids:
             try:
                 found += self._grid.pull_messages([name])
-            except _of_the_superlink():  # the SuperLink's, not the hospital's
+            except (httpx.HTTPError, OSError):  # the SuperLink's, not the hospital's
                 raise
             except Exception as error:
                 log(ERROR, "Polyclinic: a reply cannot be read.", exc_info=error)

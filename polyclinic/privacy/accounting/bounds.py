@@ -15,9 +15,9 @@ from dp_accounting import DpEvent
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connect_dots
+from scipy import optimize
 
 from polyclinic.privacy.accounting.renyi import ORDERS, as_poisson, delta_of, divergence, for_one, rdp_epsilon, total
-from polyclinic.privacy.accounting.search import root
 from polyclinic.privacy.events import (
     MOVES,
     ApproximateDpEvent,
@@ -142,7 +142,7 @@ def _epsilon_of(distribution: Any, delta: float) -> float:
     above = 1.0
     while excess(above) > 0:
         above *= 2
-    found = root(excess, 0.0, above, xtol=1e-10, rtol=1e-10)
+    found = float(optimize.brentq(excess, 0.0, above, xtol=1e-10, rtol=1e-10))
     return found + 1e-10 * (1 + found)
 
 

@@ -12,9 +12,8 @@ from typing import Any
 import dp_accounting as dpa
 import numpy as np
 from dp_accounting import DpEvent
-from scipy import special
+from scipy import optimize, special
 
-from polyclinic.privacy.accounting.search import root
 from polyclinic.privacy.events import (
     MOVES,
     ApproximateDpEvent,
@@ -184,7 +183,7 @@ def _logarithmic_gamma(mean: float) -> float:
     """The gamma with (1 / gamma - 1) / log(1 / gamma) = mean, from below: less is the safe side."""
     if mean == 1:
         return 1.0
-    found = root(lambda log: math.expm1(log) / log - mean, 1e-12, 2 * math.log(mean) + 2, xtol=1e-12)
+    found = optimize.brentq(lambda log: math.expm1(log) / log - mean, 1e-12, 2 * math.log(mean) + 2, xtol=1e-12)
     return math.exp(-found * (1 + 1e-9))
 
 

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
+from scipy import optimize
 
 from polyclinic.privacy.accounting import composition_of
 from polyclinic.privacy.accounting.bounds import losses, rounding
 from polyclinic.privacy.accounting.renyi import own_deltas, rdp_epsilon
-from polyclinic.privacy.accounting.search import least
 from polyclinic.privacy.events import Relation
 
 FALSE_POSITIVE_RATE = 0.01
@@ -78,5 +78,10 @@ def _true_positives(curve: Callable[[float], float], false_positives: float) -> 
     1 / false_positives. Any epsilon gives a bound, so that the search need not be perfect.
     """
     slopes = _LEAST_SLOPE, 1 / false_positives
-    logs = math.log(slopes[0]), math.log(slopes[1])
-    return min(1.0, least(lambda log: math.exp(log) * false_positives + curve(log), *logs, xtol=1e-6))
+    found = optimize.minimize_scalar(
+        lambda log: math.exp(log) * false_positives + curve(float(log)),
+        bounds=(math.log(slopes[0]), math.log(slopes[1])),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return min(1.0, float(found.fun))

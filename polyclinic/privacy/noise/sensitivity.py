@@ -12,6 +12,7 @@ from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import linalg
 
 from polyclinic.errors import ConfigError
 from polyclinic.types import Reals
@@ -101,5 +102,4 @@ def _heaviest(weights: Reals, separation: int, times: int | None) -> Reals:
 
 def toeplitz(coefficients: Reals) -> Reals:
     """The (T, T) lower triangular Toeplitz matrix with this (T,) first column."""
-    later = np.subtract.outer(np.arange(len(coefficients)), np.arange(len(coefficients)))
-    return np.where(later < 0, 0.0, coefficients[later])
+    return np.asarray(np.tril(linalg.toeplitz(coefficients)))

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+from scipy.linalg import solve_sylvester
 
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic_shapes
@@ -285,8 +286,6 @@ class Newton:
 
     def _step(self, state: Arrays, gradient: Floats, noise: float, patients: float) -> Arrays:
         """The best coefficients by all gradients so far. noise: standard deviation in each entry of ``gradient``."""
-        from scipy.linalg import solve_sylvester  # loaded by the runs that need it
-
         basis, seen = state["basis"], state["seen"][:, None]
         inverse = np.linalg.inv(basis)
         here = inverse @ state["weights"]

@@ -15,7 +15,6 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.events import zcdp_event
-from polyclinic.privacy.secure.distributed import patient_rho
 from polyclinic.training.local import PLAIN
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays, Builder
@@ -23,6 +22,8 @@ from polyclinic.types import Arrays, Builder
 
 def price(settings: TrainSettings) -> DpEvent:
     """What one opened sum costs each patient in it."""
+    from polyclinic.privacy.secure.distributed import patient_rho  # loaded by runs with secure sums
+
     noise = settings.noise_multiplier
     return NonPrivateDpEvent() if noise is None else zcdp_event(patient_rho(noise))
 

@@ -190,7 +190,7 @@ def with_opacus_layers(ours: nn.Module) -> tuple[nn.Module, dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", ["gru", "transformer", "tabular-resnet"])
-@pytest.mark.parametrize("engine", ["functional", "opacus"])
+@pytest.mark.parametrize("engine", ["layered", "functional", "opacus"])
 def test_a_patients_clipped_gradient_is_that_of_opacus_layers(name: str, engine: str) -> None:
     torch.manual_seed(1)
     # Opacus' layers know no absent steps, and its attention confuses heads where the batch comes first.
@@ -218,11 +218,11 @@ def test_a_patients_clipped_gradient_is_that_of_opacus_layers(name: str, engine:
         gradients = clipped_by_opacus(ours, x.clone(), y, member)
         computed = {label: part for (label, _), part in zip(ours.named_parameters(), gradients, strict=True)}
     else:
-        assert choose(ours, x.shape[1]) == "functional"
+        assert choose(ours, x.shape[1]) == "layered"
         weight = (1.0 / torch.bincount(member)[member]).double()
         batch = Batch(x[None], y[None], weight[None], member[None], 4, False)
         flat = torch.cat([p.detach().flatten() for p in ours.parameters()])[None]
-        total, _ = sums(ours, "functional", MAX_NORM, 3)(flat, batch)
+        total, _ = sums(ours, engine, MAX_NORM, 3)(flat, batch)
         pieces = total[0].split([p.numel() for p in ours.parameters()])
         computed = {label: piece.view_as(p) for (label, p), piece in zip(ours.named_parameters(), pieces, strict=True)}
     assert set(computed) == set(by_name)

@@ -23,7 +23,7 @@ from polyclinic.inspection.comparison import beside, compare
 from polyclinic.inspection.result import RunResult
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
-from polyclinic.programs import program_of
+from polyclinic.programs import forget_programs, program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import (
     check_simulation,
@@ -93,6 +93,7 @@ def _summarised(folder: Run, summary: dict[str, Any]) -> None:
 def _forget() -> None:
     """A cell that is run again gives its names other objects, for which nothing kept of the old ones may stand."""
     forget_datasets()
+    forget_programs()
     calibrate.cache_clear()
 
 

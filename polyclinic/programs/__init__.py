@@ -15,7 +15,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.plugins import is_program, resolve
 from polyclinic.programs.program import Choice, Collected, Half, Program, State
 
-__all__ = ["Choice", "Collected", "Half", "Program", "State", "program_of"]
+__all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs", "program_of"]
 
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {
@@ -39,6 +39,11 @@ def program_of(config: RunConfig) -> Program:
 def _own(config: RunConfig) -> Program:
     module, _, name = _PLACES[config.kind.name].partition(":")
     return cast(Program, getattr(import_module(f"{__name__}.{module}"), name)(config))
+
+
+def forget_programs() -> None:
+    """Look up anew what configurations name when a program is next asked for: a name may stand for another by then."""
+    _own.cache_clear()
 
 
 def _brought(config: RunConfig) -> Program:

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +22,7 @@ from polyclinic.inspection.result import RunResult
 from polyclinic.naming import check_reach
 from polyclinic.runs.simulation import simulated_patients
 from polyclinic.strategies.ditto import Ditto
+from polyclinic.training.local import LocalHalf, Sites, Trained
 
 Quick = Callable[..., RunResult]
 
@@ -144,6 +145,26 @@ def test_a_cell_that_is_run_again_is_what_the_next_run_takes(monkeypatch: pytest
         result = federation.run(privacy={"dp": False}, rounds=1, sites=2)
         sizes.append(int(result.sites["patients"].sum()))
     assert sizes[1] - sizes[0] > 50, sizes
+
+
+@dataclass(frozen=True)
+class Twice(LocalHalf):
+    """Goes twice as far."""
+
+    def round(self, sites: Sites) -> Trained:
+        trained = super().round(sites)
+        return replace(trained, model=2 * trained.model - sites.model)
+
+
+def test_a_strategy_whose_cell_is_run_again_has_hospitals_train_as_it_says_now(
+    monkeypatch: pytest.MonkeyPatch, quick: Quick
+) -> None:
+    found = set()
+    for inside in ({}, {"Local": Twice}):
+        monkeypatch.setattr(sys.modules["__main__"], "Mine", type("Mine", (FedAvg,), inside), raising=False)
+        result = quick(strategy="__main__:Mine", rounds=1, privacy={"dp": False})
+        found.add(result.summary["model_sha256"])
+    assert len(found) == 2
 
 
 def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

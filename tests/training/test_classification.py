@@ -200,10 +200,20 @@ def test_buffers_written_by_data_do_not_leave() -> None:
     assert not np.array_equal(update.arrays["linear.weight"], start["linear.weight"])
 
 
-def test_a_model_that_mixes_by_hand_is_found_by_probing() -> None:
-    start = {name: value.numpy() for name, value in initialise(Centring, 0).items()}
+class Shifting(nn.Linear):
+    """Shifts exponents by the largest of all rows: one row far from the others leaves nothing of theirs."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = super().forward(x)
+        weight = torch.exp(logits - logits.max())
+        return logits * weight / weight.sum(1, keepdim=True)
+
+
+@pytest.mark.parametrize("build", [Centring, lambda: Shifting(4, 3)])
+def test_a_model_that_mixes_by_hand_is_found_by_probing(build: Callable[[], nn.Module]) -> None:
+    start = {name: value.numpy() for name, value in initialise(build, 0).items()}
     with pytest.raises(ConfigError, match="one row's values change another row's output or gradient"):
-        classification.check(Centring, start, 4)
+        classification.check(build, start, 4)
 
 
 def test_dropout_is_no_mixing() -> None:

@@ -74,6 +74,8 @@ def layered(module: nn.Module) -> Layered | str:
     """The module's layers; or, where they do not have all of its parameters to themselves, what is in the way."""
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
         return "it has hooks"
+    if any("forward" in vars(part) for part in module.modules()):
+        return "it has a part whose forward is its own"
     if not all(p.requires_grad for p in module.parameters()):
         return "it has frozen parameters"
     layers, start = dict[nn.Module, Layer](), 0
@@ -194,7 +196,7 @@ class _Pass:
 
         def drop(x: Tensor) -> Tensor:
             assert self.masks is not None
-            like = x.detach().reshape(self.sites, self.width, *x.shape[1:])
+            like = x.detach().reshape(self.sites, self.width, -1, *x.shape[1:])  # of a row perhaps several steps
             return x * self.masks.mask(next(calls), rate, like, self.batch.weight > 0).view_as(x)
 
         return drop
@@ -309,28 +311,49 @@ def _applied(
 
 def same_as_alone(found: Layered, features: int) -> str | None:
     """None where the layers give of made-up rows what ``torch.func`` gives, row by row; otherwise what is in the way."""
-    module = deepcopy(found.module).double()
+    dropping, module = deepcopy(found.module).double(), deepcopy(found.module).double()
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.eval()
-    own = layered(module)
-    if isinstance(own, str):
-        return own
+    own, own_dropping = layered(module), layered(dropping)
+    if isinstance(own, str) or isinstance(own_dropping, str):
+        return str(own)
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])
     theta = flat + 0.1 * torch.cos(torch.arange(1.0, 2 * len(flat) + 1, dtype=flat.dtype)).view(2, -1)
     x = torch.sin(torch.arange(1.0, 6 * features + 1, dtype=flat.dtype)).view(2, 3, -1)
-    batch = Batch(
-        x, torch.zeros(2, 3, dtype=torch.int64), torch.ones_like(x[:, :, 0]), torch.arange(3).expand(2, 3), 3, True
-    )
+    far = x.clone()
+    far[[0, 1], [0, 1]] *= 1e4  # beside which others' values are lost where a module compares rows
     try:
         with torch.random.fork_rng(devices=[]):
             begun = torch.random.get_rng_state()
-            ours, theirs = layered_sums(own, theta, batch, 0.01), functional_sums(module, theta, batch, 0.01, 3)
+            pairs = [
+                (layered_sums(own, theta, batch, 0.01), functional_sums(module, theta, batch, 0.01, 3))
+                for batch in map(_made_up, (x, 10 * x, far))
+            ]
+            if own_dropping.dropping:
+                pairs.append(_with_dropout(own_dropping, theta, x))
             draws = not torch.equal(begun, torch.random.get_rng_state())
     except Exception as problem:  # whatever a module raises of rows that it gets in another form than it expects
         return (str(problem).splitlines() or [type(problem).__name__])[0]
     if draws:
         return "it draws random numbers by more than nn.Dropout"
-    if not all(torch.allclose(a, b, rtol=1e-7, atol=1e-10) for a, b in zip(ours, theirs, strict=True)):
+    if not all(
+        torch.allclose(a, b, rtol=1e-7, atol=1e-10) for ours, theirs in pairs for a, b in zip(ours, theirs, strict=True)
+    ):
         return "its parameters are used by more than the layers that they belong to"
     return None
+
+
+def _with_dropout(found: Layered, theta: Tensor, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """The sums of sites together, and of each alone: a site's masks are those of its own rows."""
+    together = layered_sums(found, theta, _made_up(x), 0.01, masks=Masks([1, 2]))
+    alone = [layered_sums(found, theta[[s]], _made_up(x[[s]]), 0.01, masks=Masks([s + 1])) for s in range(len(x))]
+    gradients, losses = (torch.cat(parts) for parts in zip(*alone, strict=True))
+    return together, (gradients, losses)
+
+
+def _made_up(x: Tensor) -> Batch:
+    """Patients of one row each, (S, B, features)."""
+    sites, width, _ = x.shape
+    ones, member = torch.ones_like(x[:, :, 0]), torch.arange(width).expand(sites, width)
+    return Batch(x, torch.zeros(sites, width, dtype=torch.int64), ones, member, width, True)

@@ -196,6 +196,70 @@ class Noisy(nn.Module):
         return out
 
 
+class Compared(nn.Module):
+    """Shifts exponents by the largest of all rows, which changes nothing until one row is far from the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.norm, self.head = nn.Linear(FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.layer(x)
+        weight = torch.exp(h - h.max())
+        out: torch.Tensor = self.head(self.norm(h) * weight / weight.sum(-1, keepdim=True))
+        return out
+
+
+class Joined(nn.Module):
+    """Takes what is beyond two deviations on either side of all rows, one side's rows after the other's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.beyond = nn.Linear(FEATURES, 3), nn.Linear(FEATURES, 3, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        above, below = self.beyond(torch.cat([torch.relu(x - 2), torch.relu(-2 - x)])).chunk(2)
+        out: torch.Tensor = self.layer(x) + above - below
+        return out
+
+
+class Replaced(nn.Module):
+    """Has a layer whose forward is not its class's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.Linear(FEATURES, 3), nn.Linear(3, 3)
+        vars(self.layer)["forward"] = lambda x: 2 * nn.Linear.forward(self.layer, x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.layer(x))
+        return out
+
+
+class Steps(nn.Module):
+    """Drops out numbers of steps: those of all rows are rows to its layers, time after time where it is ``turned``."""
+
+    def __init__(self, turned: bool = False) -> None:
+        super().__init__()
+        self.step, self.norm, self.drop, self.head = nn.Linear(1, 4), nn.LayerNorm(4), nn.Dropout(0.5), nn.Linear(4, 3)
+        self.turned = turned
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(self.step(x[:, :, None]))
+        h = self.drop(h.transpose(0, 1)).transpose(0, 1) if self.turned else self.drop(h.flatten(0, 1)).view_as(h)
+        out: torch.Tensor = self.head(h.sum(1))
+        return out
+
+
+def test_steps_of_all_rows_may_drop_out_together() -> None:
+    module, theta = models(Steps, 2, torch.float64)
+    assert choose(module, FEATURES) == "layered"
+    batch, theta = made(2, 5, 1), theta.detach()
+    together = sums(module, "layered", 0.2, 9, seeds=[5, 6])(theta, batch)[0]
+    one = Batch(batch.x[1:], batch.y[1:], batch.weight[1:], batch.member[1:], batch.patients, batch.one_row)
+    torch.testing.assert_close(sums(module, "layered", 0.2, 9, seeds=[6])(theta[1:], one)[0][0], together[1])
+
+
 def frozen() -> nn.Module:
     module = nn.Sequential(nn.Linear(FEATURES, 4), nn.LayerNorm(4), nn.Linear(4, 3))
     module[0].requires_grad_(False)
@@ -208,6 +272,10 @@ def frozen() -> nn.Module:
         (Tied, "used by more than the layers"),
         (Turned, "used by more than the layers"),
         (Noisy, "random numbers"),
+        (Compared, "used by more than the layers"),
+        (Joined, "used by more than the layers"),
+        (Replaced, "forward"),
+        (partial(Steps, turned=True), "used by more than the layers"),
         (frozen, "frozen"),
         (lambda: nn.Sequential(nn.Bilinear(1, 1, 1)), "none of its layers"),
     ],

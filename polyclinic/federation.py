@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from polyclinic.client.home.hospital import forget_hospitals
 from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
@@ -93,6 +94,7 @@ def _summarised(folder: Run, summary: dict[str, Any]) -> None:
 def _forget() -> None:
     """A cell that is run again gives its names other objects, for which nothing kept of the old ones may stand."""
     forget_datasets()
+    forget_hospitals()
     forget_programs()
     calibrate.cache_clear()
 

@@ -251,6 +251,12 @@ def _simulated(config: RunConfig, dataset: SimulatedDataset, place: int, home: s
     )  # fmt: skip
 
 
+def forget_hospitals() -> None:
+    """Open a simulation's hospitals anew when they are next asked: their dataset's name may stand for another by then."""
+    _simulated.cache_clear()
+    _simulation.cache_clear()
+
+
 def open_ledgers(hospitals: Sequence[Hospital]) -> list[Ledger]:
     """The ledgers of hospitals that share a file: a simulation's, or one real hospital's own.
 

@@ -147,6 +147,20 @@ def test_a_cell_that_is_run_again_is_what_the_next_run_takes(monkeypatch: pytest
     assert sizes[1] - sizes[0] > 50, sizes
 
 
+def test_hospitals_whose_schema_a_cell_changes_encode_by_the_new_one(
+    monkeypatch: pytest.MonkeyPatch, quick: Quick
+) -> None:
+    found = set()
+    for spread in (1.0, 9.0):
+        columns = [column.model_copy(update={"centre": sum(column.bounds) / 2, "spread": spread}) if column.bounds else column
+                   for column in DATASET.schema.columns]  # fmt: skip
+        mine = replace(DATASET, name="mine", schema=DATASET.schema.model_copy(update={"columns": tuple(columns)}))
+        monkeypatch.setattr(sys.modules["__main__"], "MINE", mine, raising=False)
+        result = quick(dataset="__main__:MINE", rounds=1, privacy={"dp": False})
+        found.add(result.summary["model_sha256"])
+    assert len(found) == 2
+
+
 @dataclass(frozen=True)
 class Twice(LocalHalf):
     """Goes twice as far."""

@@ -347,6 +347,8 @@ class Federation:
         folder = Run.open(path)
         config = folder.config()
         folder.check_unfinished()
+        if changeable(config):
+            _forget()
         _check_gpus(config)
         return Federation._carry_out(config, folder, progress, resume=True)
 

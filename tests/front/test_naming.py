@@ -21,6 +21,8 @@ from polyclinic.errors import ConfigError
 from polyclinic.inspection.result import RunResult
 from polyclinic.naming import check_reach
 from polyclinic.runs.simulation import simulated_patients
+from polyclinic.server.progress import Progress
+from polyclinic.server.state import RunState
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.training.local import LocalHalf, Sites, Trained
 
@@ -178,6 +180,28 @@ def test_a_strategy_whose_cell_is_run_again_has_hospitals_train_as_it_says_now(
         monkeypatch.setattr(sys.modules["__main__"], "Mine", type("Mine", (FedAvg,), inside), raising=False)
         result = quick(strategy="__main__:Mine", rounds=1, privacy={"dp": False})
         found.add(result.summary["model_sha256"])
+    assert len(found) == 2
+
+
+class Stopping(Progress):
+    """Stops a run after its first round."""
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        raise KeyboardInterrupt
+
+
+def test_a_run_goes_on_with_the_strategy_of_the_cell_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch, quick: Quick, tmp_path: Path
+) -> None:
+    found = set()
+    for inside in ({}, {"Local": Twice}):
+        monkeypatch.setattr(sys.modules["__main__"], "Mine", type("Mine", (FedAvg,), {}), raising=False)
+        with pytest.raises(KeyboardInterrupt):
+            quick(strategy="__main__:Mine", privacy={"dp": False}, progress=Stopping())
+        monkeypatch.setattr(sys.modules["__main__"], "Mine", type("Mine", (FedAvg,), inside))
+        found.add(
+            Federation.resume(max(tmp_path.iterdir(), key=lambda run: run.stat().st_mtime_ns)).summary["model_sha256"]
+        )
     assert len(found) == 2
 
 

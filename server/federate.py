@@ -53,6 +53,7 @@ from polyclinic.server.phases.statistics import ask_statistics
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import Run, RunState
 from polyclinic.server.tracking import check_tracker
+from polyclinic.strategies import BUILT_IN
 from polyclinic.strategies.base.state import restore_strategy
 from polyclinic.strategies.central import check_base
 from polyclinic.strategies.registry import make_strategy, merge_by
@@ -303,7 +304,8 @@ class _Records:
         run, checkpoints = self.run, self.run.config.checkpoints
         paid = run.central is not None or not all(site.simulated for site in run.sites)
         kept = run.program.keeps_state or run.config.secure.aggregation
-        return not (checkpoints.every or checkpoints.kept > 1 or paid or kept)
+        draws = run.config.strategy not in BUILT_IN  # it may ask another question, and so for another release
+        return not (checkpoints.every or checkpoints.kept > 1 or paid or kept or draws)
 
     def save(self, state: RunState | None = None) -> None:
         ledger = Path(self.run.home) / "ledger.sqlite"

@@ -42,8 +42,8 @@ class Checkpoints(Keys):
         0,
         ge=0,
         description="Write a checkpoint after every so many rounds, and after the last. 0: after each round, but at most once a "
-        "second in a simulation that makes lost rounds again at no cost: hospitals keep nothing from round to round, "
-        "`checkpoints.kept` is 1, and there is no ledger of whole hospitals.",
+        "second in a simulation that makes lost rounds again at no cost: the strategy is a built-in one, hospitals keep nothing "
+        "from round to round, `checkpoints.kept` is 1, and there is no ledger of whole hospitals.",
     )
     kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
 

@@ -27,6 +27,8 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.server.checkpoint import load_checkpoint
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.phases.joining import unlike
+from polyclinic.server.progress import Progress
+from polyclinic.server.state import RunState
 from tests.nursery import python
 
 Quick = Callable[..., RunResult]
@@ -174,6 +176,27 @@ _DIES = {
     # The next round is charged; then, where training would begin, the process dies.
     "training": "        if state.round == after: classification.train = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)\n",
 }
+
+
+class Saving(Progress):
+    """Of how many rounds no checkpoint knew when each was done."""
+
+    def __init__(self) -> None:
+        self.lost: list[int] = []
+
+    def round_done(self, config: RunConfig, state: RunState) -> None:
+        self.lost.append(state.round - state.saved)
+
+
+def test_rounds_of_a_strategy_that_may_draw_have_a_checkpoint_each(
+    quick: Quick, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Made again, they would be other releases, charged beside the first: the budget would not last to the end."""
+    monkeypatch.setattr("polyclinic.server.federate._SECONDS", 1e9)
+    for strategy, lost in (("fedavg", [1, 2, 0]), (f"{__name__}:Halving", [0, 0, 0])):
+        seen = Saving()
+        quick(strategy=strategy, rounds=3, progress=seen, **{"training.optimizer": "sgd", "training.momentum": 0.0})
+        assert seen.lost == lost
 
 
 def test_quick_rounds_of_a_simulation_share_a_checkpoint_and_are_made_again_the_same(

@@ -42,7 +42,7 @@ assert [run.privacy["epsilon"] for run in damped] == [run.privacy["epsilon"] for
 first = [[run.rounds.query("site == 'pooled'")["loss"].iloc[at] for run in runs] for at in (0, -1) for runs in (plain, damped)]
 assert first[2] != first[3], "the strategy did nothing"
 assert type(result.model[1]).__name__ == "GELU" and result.pooled["auroc"] > 0.9
-assert (plain[0].summary["engine"], result.summary["engine"]) == ("linear", "functional")
+assert (plain[0].summary["engine"], result.summary["engine"]) == ("linear", "layered")
 """,
     "synthetic_patients": """
 assert all(len(table) == 1600 for table in made.values())

@@ -71,10 +71,10 @@ def _toml(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _flower(rounds: int = 6) -> list[Row]:
+def _flower(rounds: int = 12) -> list[Row]:
     note = "theirs: Ray on 2 CPUs, without get_epsilon; median round after the first two"
     return [
-        Row("flower", sites, dp, Goal("at least", 40), either(sites, rounds, dp), peer("flower", sites, rounds, dp),
+        Row("flower", sites, dp, Goal("at least", 40), either(sites, rounds, dp), peer("flower", sites, 6, dp),
             note=note)
         for sites in (50, 200) for dp in (True, False)
     ]  # fmt: skip
@@ -94,7 +94,7 @@ def _flower_command() -> list[Row]:
 
 def _opacus_loop() -> list[Row]:
     return [
-        Row("opacus_loop", sites, True, Goal("at least", 25), either(sites, 6, True),
+        Row("opacus_loop", sites, True, Goal("at least", 25), either(sites, 12, True),
             peer("opacus_loop", sites, 6, True), note="theirs in one process, without get_epsilon")
         for sites in (50, 200)
     ]  # fmt: skip
@@ -102,7 +102,7 @@ def _opacus_loop() -> list[Row]:
 
 def _plain_loop() -> list[Row]:
     return [
-        Row("plain_loop", sites, True, Goal("at least", 4), either(sites, 8, True),
+        Row("plain_loop", sites, True, Goal("at least", 4), either(sites, 12, True),
             peer("plain_loop", sites, 8, False), note="theirs in one process and without privacy")
         for sites in (50, 200)
     ]  # fmt: skip

@@ -17,9 +17,12 @@ def test_the_page_is_the_results() -> None:
 def test_what_the_page_says_in_words_is_what_its_tables_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
     words = {1: "one", 2: "two", 3: "three", 4: "four"}
-    simulator = sum(row["met"] is False for row in read("simulate")["rows"])
-    assert f"{words[simulator]} of the simulator's rows are missed" in text
-    assert sum(met is False for *_, met in rows()) == simulator, "another row is missed, of which the page says nothing"
+    missed = {name: sum(row["met"] is False for row in read(name)["rows"]) for name in ("simulate", "sweeps")}
+    assert f"{words[missed['simulate']]} of the simulator's rows are missed" in text
+    assert f"{words[missed['sweeps']]} of the sweeps' rows are missed" in text
+    assert sum(met is False for *_, met in rows()) == sum(missed.values()), (
+        "another row is missed, of which the page says nothing"
+    )
     ours, theirs = (row["node_megabytes"] for row in read("latency")["rows"])
     assert 2 < ours / theirs < 3
     assert all(row["ratio"] > 1 for row in read("engine")["rows"] if row["against"] == "pfl")

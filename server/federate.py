@@ -303,9 +303,9 @@ class _Records:
         """Whether rounds that are lost with the process are made again at no cost, so that most need no checkpoint."""
         run, checkpoints = self.run, self.run.config.checkpoints
         paid = run.central is not None or not all(site.simulated for site in run.sites)
-        kept = run.program.keeps_state or run.config.secure.aggregation
+        keeps = run.program.keeps_state or run.config.secure.aggregation
         draws = run.config.strategy not in BUILT_IN  # it may ask another question, and so for another release
-        return not (checkpoints.every or checkpoints.kept > 1 or paid or kept or draws)
+        return not (checkpoints.every or checkpoints.kept > 1 or paid or keeps or draws)
 
     def save(self, state: RunState | None = None) -> None:
         ledger = Path(self.run.home) / "ledger.sqlite"

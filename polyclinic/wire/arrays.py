@@ -136,9 +136,9 @@ def size_of(content: RecordDict, counted: dict[int, int] | None = None) -> int:
 
     counted: by its identity, the bytes of each record of arrays, for messages that share them while they are counted.
     """
-    for _, told in records_of(content, ConfigRecord):
-        if MERGED in told.__dict__["_data"]:
-            return int(told[MERGED])  # type: ignore[arg-type]
+    for _, numbers in records_of(content, ConfigRecord):
+        if MERGED in numbers.__dict__["_data"]:
+            return int(numbers[MERGED])  # type: ignore[arg-type]
     counted = {} if counted is None else counted
     records = [record for _, record in records_of(content, ArrayRecord)]
     for record in records:

@@ -110,12 +110,13 @@ def test_only_programs_and_their_sections_know_which_kind_a_run_is(room: str) ->
         )
 
 
-@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"cli", "loops"}))
+@pytest.mark.parametrize("room", sorted(IMPORTS.keys() - {"cli"}))
 def test_no_function_has_more_than_seven_parameters(room: str) -> None:
-    """What belongs together is one value, but for a command, whose options are its parameters, and loops, which take arrays."""
+    """What belongs together is one value; a command's options are its parameters, and these compiled loops take arrays alone."""
+    loops = {"_product", "_sums", "tile"} if room == "loops" else set()
     for path in files(room):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef):
+            if isinstance(node, ast.FunctionDef) and node.name not in loops:
                 parameters = {each.arg for each in ast.iter_child_nodes(node.args) if isinstance(each, ast.arg)}
                 assert len(parameters - {"self", "cls"}) <= 7, f"{path.relative_to(ROOT)}: {node.name}"
 

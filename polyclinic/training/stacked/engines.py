@@ -24,7 +24,7 @@ from polyclinic.training.stacked.per_example import fits, functional_sums
 Engine = Literal["linear", "layered", "functional", "opacus"]
 
 
-# What was found out by trying modules, by their structure, features, and what was asked for: a module's code does not change.
+# What was learned by trying modules, by their structure, features, and what was asked for: a module's code does not change.
 _tried: dict[tuple[Hashable, int, str, bool], tuple[Engine | None, str]] = {}
 _REMEMBERED = 64
 _PENALISED = "the loss has a penalty, of which there is no closed form"
@@ -76,8 +76,8 @@ def _try(module: nn.Module, features: int, engine: str, penalised: bool) -> tupl
     problem = fits(module, features)
     if problem is not None or engine == "functional":
         return ("opacus" if engine == "auto" else None, problem) if problem is not None else ("functional", "")
-    found = _PENALISED if penalised else layered(module)
-    problem = found if isinstance(found, str) else same_as_alone(found, features)
+    closed = _PENALISED if penalised else layered(module)
+    problem = closed if isinstance(closed, str) else same_as_alone(closed, features)
     if problem is None:
         return "layered", ""
     return ("functional" if engine == "auto" else None), problem
@@ -98,10 +98,10 @@ def sums(
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
         return partial(linear_sums, layers, max_norm=max_norm, loss=loss, masks=Masks(seeds))
     if engine == "layered":
-        found = layered(module)
-        if isinstance(found, str):
-            raise ConfigError(f"The engine 'layered' cannot take this model: {found}.")
-        return partial(layered_sums, found, max_norm=max_norm, loss=loss, masks=Masks(seeds))
+        closed = layered(module)
+        if isinstance(closed, str):
+            raise ConfigError(f"The engine 'layered' cannot take this model: {closed}.")
+        return partial(layered_sums, closed, max_norm=max_norm, loss=loss, masks=Masks(seeds))
     if engine == "functional":
         return partial(functional_sums, module, max_norm=max_norm, rows_at_once=rows_at_once, loss=loss)
     raise ConfigError(f"The engine {cast(str, engine)!r} does not train sites together.")

@@ -119,7 +119,7 @@ def _layer(part: nn.Module, start: int) -> Layer:
 
 
 def layered_sums(
-    found: Layered, theta: Tensor, batch: Batch, max_norm: float | None, loss: Loss = CROSS_ENTROPY,
+    plan: Layered, theta: Tensor, batch: Batch, max_norm: float | None, loss: Loss = CROSS_ENTROPY,
     masks: Masks | None = None, penalty: Penalty | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
@@ -129,32 +129,32 @@ def layered_sums(
     """
     if penalty is not None:
         raise ConfigError("The engine 'layered' has no closed form of a loss with a penalty; take 'functional'.")
-    passing = _Pass(found, theta.detach(), batch, masks)
+    passing = _Pass(plan, theta.detach(), batch, masks)
     with torch.enable_grad(), passing.inside():
-        losses = row_losses(loss, found.module(batch.x.flatten(0, 1)), batch.y.flatten(0, 1)).view_as(batch.weight)
+        losses = row_losses(loss, plan.module(batch.x.flatten(0, 1)), batch.y.flatten(0, 1)).view_as(batch.weight)
         losses = (losses * batch.weight).sum(1)
         torch.autograd.grad(losses.sum(), passing.anchor, allow_unused=True)
     return clipped_sums(passing.parts(), passing.theta, batch, max_norm), losses.detach()
 
 
-def held_by_layers(found: Layered, features: int) -> int:
+def held_by_layers(plan: Layered, features: int) -> int:
     """How many numbers a row of ``features`` takes in what the layers take and give, and in gradients that are built."""
-    flat = torch.cat([p.detach().flatten() for p in found.module.parameters()])[None]
+    flat = torch.cat([p.detach().flatten() for p in plan.module.parameters()])[None]
     x, one = flat.new_zeros(1, 1, features), flat.new_ones(1, 1)
-    passing = _Pass(found, flat, Batch(x, one, one, one, 1, True), Masks([0]))
+    passing = _Pass(plan, flat, Batch(x, one, one, one, 1, True), Masks([0]))
     with torch.enable_grad(), passing.inside():
-        torch.autograd.grad(found.module(x[0]).sum(), passing.anchor, allow_unused=True)
+        torch.autograd.grad(plan.module(x[0]).sum(), passing.anchor, allow_unused=True)
     layers = sum(
         value.numel() for calls in passing.seen.values() for given, gradient in calls for value in (*given, gradient)
     )
-    return layers + sum(2 * layer.numbers for layer in found.layers.values() if isinstance(layer, Whole))
+    return layers + sum(2 * layer.numbers for layer in plan.layers.values() if isinstance(layer, Whole))
 
 
 class _Pass:
     """A pass of S sites' rows through a module and back."""
 
-    def __init__(self, found: Layered, theta: Tensor, batch: Batch, masks: Masks | None) -> None:
-        self.found, self.theta, self.batch, self.masks = found, theta, batch, masks
+    def __init__(self, plan: Layered, theta: Tensor, batch: Batch, masks: Masks | None) -> None:
+        self.plan, self.theta, self.batch, self.masks = plan, theta, batch, masks
         self.sites, self.width = batch.weight.shape
         #: What every layer's output depends on, so that a gradient comes back to it.
         self.anchor = theta.new_zeros((), requires_grad=True)
@@ -165,9 +165,9 @@ class _Pass:
     def inside(self) -> Iterator[None]:
         """Within, the module's layers take S sites' rows."""
         calls: dict[nn.Module, Callable[..., Tensor]] = {
-            part: self._call(layer) for part, layer in self.found.layers.items()
+            part: self._call(layer) for part, layer in self.plan.layers.items()
         }
-        calls |= {part: self._dropout(number, part.p) for number, part in enumerate(self.found.dropping)}
+        calls |= {part: self._dropout(number, part.p) for number, part in enumerate(self.plan.dropping)}
         try:
             for part, call in calls.items():
                 part.__dict__["forward"] = call
@@ -192,7 +192,7 @@ class _Pass:
         return whole
 
     def _dropout(self, number: int, rate: float) -> Callable[[Tensor], Tensor]:
-        calls = iter(range(number, 1 << 40, len(self.found.dropping)))  # draws of its own for each time it is called
+        calls = iter(range(number, 1 << 40, len(self.plan.dropping)))  # draws of its own for each time it is called
 
         def drop(x: Tensor) -> Tensor:
             assert self.masks is not None
@@ -203,7 +203,7 @@ class _Pass:
 
     def parts(self) -> list[Part]:
         """What the layers leave."""
-        return [self._part(layer, self.seen.get(layer.start, [])) for layer in self.found.layers.values()]
+        return [self._part(layer, self.seen.get(layer.start, [])) for layer in self.plan.layers.values()]
 
     def _part(self, layer: Layer, calls: list[tuple[tuple[Tensor, ...], Tensor]]) -> Part:
         if isinstance(layer, Affine) and calls:
@@ -222,8 +222,8 @@ class _Pass:
 
     def _of_whole(self, layer: Whole, given: tuple[Tensor, ...], gradient: Tensor) -> Tensor:
         def of_row(flat: Tensor, gradient: Tensor, *given: Tensor) -> Tensor:
-            found: Tensor = vjp(lambda flat: layer(flat, *given), flat)[1](gradient)[0]
-            return found
+            own: Tensor = vjp(lambda flat: layer(flat, *given), flat)[1](gradient)[0]
+            return own
 
         flat = self.theta[:, layer.start : layer.start + layer.numbers]
         rows = [x.reshape(self.sites, self.width, -1, *x.shape[2:]) for x in (gradient, *given)]
@@ -309,9 +309,9 @@ def _applied(
     return out
 
 
-def same_as_alone(found: Layered, features: int) -> str | None:
+def same_as_alone(plan: Layered, features: int) -> str | None:
     """None where the layers give of made-up rows what ``torch.func`` gives, row by row; otherwise what is in the way."""
-    dropping, module = deepcopy(found.module).double(), deepcopy(found.module).double()
+    dropping, module = deepcopy(plan.module).double(), deepcopy(plan.module).double()
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.eval()
@@ -344,10 +344,10 @@ def same_as_alone(found: Layered, features: int) -> str | None:
     return None
 
 
-def _with_dropout(found: Layered, theta: Tensor, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def _with_dropout(plan: Layered, theta: Tensor, x: Tensor) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """The sums of sites together, and of each alone: a site's masks are those of its own rows."""
-    together = layered_sums(found, theta, _made_up(x), 0.01, masks=Masks([1, 2]))
-    alone = [layered_sums(found, theta[[s]], _made_up(x[[s]]), 0.01, masks=Masks([s + 1])) for s in range(len(x))]
+    together = layered_sums(plan, theta, _made_up(x), 0.01, masks=Masks([1, 2]))
+    alone = [layered_sums(plan, theta[[s]], _made_up(x[[s]]), 0.01, masks=Masks([s + 1])) for s in range(len(x))]
     gradients, losses = (torch.cat(parts) for parts in zip(*alone, strict=True))
     return together, (gradients, losses)
 

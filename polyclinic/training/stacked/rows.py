@@ -119,8 +119,8 @@ class BuiltRows:
         return _gathered(self.gradient, index, there).sum(1).square().sum(-1)
 
     def add(self, total: Tensor, factors: Tensor | None) -> None:
-        found = self.gradient.sum(1) if factors is None else torch.bmm(factors[:, None], self.gradient)[:, 0]
-        self._places(total).copy_(found)
+        summed = self.gradient.sum(1) if factors is None else torch.bmm(factors[:, None], self.gradient)[:, 0]
+        self._places(total).copy_(summed)
 
     def build(self, gradients: Tensor, site: Tensor, column: Tensor) -> None:
         self._places(gradients).copy_(self.gradient[site, column])

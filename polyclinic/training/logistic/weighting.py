@@ -1,4 +1,4 @@
-"""Average effect of a treatment by inverse-probability weights: what each round asks of a patient, and what follows from the sums.
+"""Average effect of a treatment by inverse-probability weights: what rounds ask of a patient, and what follows from the sums.
 
 The first rounds fit a logistic model of who was treated, the propensity. One round then sums each arm's weighted and unweighted
 covariates, which show the balance, and how the weighted outcomes depend on the coefficients. The remaining rounds sum each
@@ -16,7 +16,7 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
-from scipy.special import expit, logit, ndtri, stdtrit
+from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
@@ -34,7 +34,7 @@ _ROWS, _OF_YES_OR_NO = 3.0, 0.2
 # A covariate's variance is at least this share of the usual one.
 _LEAST_VARIANCE = 0.02
 # The patients of an arm must be this many standard deviations of their noise, and the variance of the effect.
-_SEEN, _CLEAR = 4.0, 2.0
+_SEEN, _CLEAR = 4.0, 1.5
 # Without privacy the last step of the coefficients is at most this long, in logits.
 _SETTLED = 0.01
 # The largest logit by which a weight is computed.
@@ -95,7 +95,7 @@ class Weighting:
         return self._width + len(self._pairs[0])
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) vectors, of a patient with several rows from their mean. Raises ConfigError for arrays of other shapes."""
+        """(patients, size) vectors, of several rows of a patient their mean. Raises ConfigError for arrays of other shapes."""
         self._check(round, question)
         x = np.concatenate([np.ones((len(z), 1)), z[:, self.places]], axis=1)
         arms = np.concatenate([np.ones((len(z), 1)), z], axis=1) @ self.arms
@@ -267,8 +267,8 @@ class Weighting:
             raise DataError("no hospital answered in the rounds that the effect follows from.")
         if not self.private and not float(state.get("moved", np.zeros(1))[0]) < _SETTLED:
             raise DataError(
-                "The coefficients of the propensity did not settle: more rounds may do, or fewer covariates where some of them tell "
-                "the treatment nearly for certain."
+                "The coefficients of the propensity did not settle: more rounds may do, or fewer covariates where some of them "
+                "tell the treatment nearly for certain."
             )
         patients, sums = float(state["patients"][0]), state["sums"].mean(axis=0) * self._scales
         noise = math.sqrt(float((state["noises"] ** 2).sum())) / len(state["noises"]) * self._scales
@@ -318,7 +318,9 @@ class Effect:
         the noise hides the variance.
         """
         sampling, noise = (float(gradient @ part @ gradient) for part in (self.sampling, self.noise))
-        doubt = self.doubt * float(gradient @ gradient)
+        if doubt := self.doubt * float(gradient @ gradient):
+            away = max(sampling / doubt, -5.0)  # its mean, where it was seen with noise and is not below 0
+            sampling = doubt * (away + math.exp(-away * away / 2) / math.sqrt(2 * math.pi) / ndtr(away))
         if sampling <= 0 or sampling + noise < _CLEAR * doubt:
             raise DataError(
                 "The noise hides how much the outcome varies: a larger epsilon, more patients or a smaller most-weight may do."

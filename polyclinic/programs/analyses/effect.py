@@ -37,7 +37,7 @@ class Effect(Analysis):
         >>> from polyclinic.config import RunConfig
         >>> from polyclinic.plugins import dataset_named
         >>> config = RunConfig.build({"dataset": "trial", "task": "effect"})
-        >>> Effect(config, treatment="intensive").method(dataset_named("trial").schema).names
+        >>> Effect(config, treatment="intensive", covariates="age+male").method(dataset_named("trial").schema).names
         ['age', 'male']
     """
 

@@ -7,8 +7,9 @@ the outcome, rests on few of its patients.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from polyclinic.inference.families import Family
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.regression.formula import Design
+from polyclinic.training.synthesis import ExactSumsTask
+from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Floats, Ints
 
 # A hospital has so many patients for each term that varies there, as in DataSHIELD (nfilter.glm of 0.33).
@@ -142,7 +145,8 @@ class ExactRegression:
             "size": np.maximum(length, 1e-300) if self.divided else np.ones(1),
             "close": np.array([np.inf]),
         }
-        if round > 2 and total[2] < state["loglik"][0] - 1e-9 * abs(total[2]):
+        rounded = 1e-9 * abs(total[2]) + 10 * noise * state["patients"][0] * asked["size"][0]
+        if round > 2 and total[2] < state["loglik"][0] - rounded:
             return {**after, "estimate": (asked["estimate"] + state["best"]) / 2}
         further = bool(self.family.further)
         there = np.diag(information) > 1e-10 * max(total[0], 1.0) if round == 1 else state["there"].astype(bool)
@@ -215,3 +219,12 @@ def _newton(information: Floats, score: Floats) -> Floats:
     root = np.sqrt(np.maximum(np.abs(np.diag(information)), 1e-300))
     values, vectors = np.linalg.eigh(information / np.outer(root, root))
     return np.asarray(vectors @ ((vectors.T @ (score / root)) / np.maximum(np.abs(values), 1e-12)) / root)
+
+
+class RegressionTask(ExactSumsTask):
+    """``ExactSumsTask`` of a method that knows the ``number`` of its hospital."""
+
+    def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+        method: Any = self.method
+        own = replace(self, method=replace(method, number=site.number))
+        return super(RegressionTask, own)._update(site, settings)

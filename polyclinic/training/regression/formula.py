@@ -99,7 +99,7 @@ class Design:
     def rows(self, z: Floats) -> tuple[Floats, Floats, Bools]:
         """(n, p) design and (n,) outcomes of rows (n, D), and where nothing of the formula is missing; 0 elsewhere."""
         read = [factor.source.read(z) for factor in (self.outcome, *self.factors)]
-        complete: Bools = np.isfinite(read).all(axis=0)
+        complete = np.asarray(np.isfinite(read).all(axis=0))
         y, *values = (
             factor.values(np.where(complete, own, factor.source.grid[-1]))
             for factor, own in zip((self.outcome, *self.factors), read, strict=True)
@@ -291,7 +291,7 @@ def _arithmetic(node: ast.expr, refused: ConfigError) -> Numbers:
     match node:
         case ast.Name(name) if name not in _FUNCTIONS:
             return lambda values: values
-        case ast.Constant(value) if type(value) in (int, float):
+        case ast.Constant(int() | float() as value):
             number = np.float64(value)
             return lambda values: np.full_like(values, number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):

@@ -75,7 +75,7 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
         {
             "headings": ["Column", "Kind", "Unit", "Allowed", "May be missing", "Meaning"],
             "rows": [
-                _column(column) for role in ("label", "feature") for column in schema.columns if column.role == role
+                _column(column) for column in (*schema.labels, *schema.features)
             ],
         },
         f"Missing cells: {config.data.imputation}. Scaling: {config.data.standardise}.",
@@ -83,7 +83,7 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
 
 
 def _labels(schema: Schema) -> list[str]:
-    return [column.name for column in schema.columns if column.role == "label"]
+    return [column.name for column in schema.labels]
 
 
 def _column(column: Column) -> list[str]:

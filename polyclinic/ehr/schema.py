@@ -21,7 +21,9 @@ from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
-Role = Literal["feature", "label", "duration", "event", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"]
+Role = Literal[
+    "feature", "label", "duration", "event", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"
+]
 
 #: Kinds mapped affinely from public bounds (for ordinal: from the ranks of its categories) to [-1, 1].
 NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
@@ -138,7 +140,9 @@ class Column(Declared):
             raise refuse("steps must be 1 or more for kind 'trajectory' and is not allowed for other kinds")
         if self.is_label and (self.kind not in _LABEL_KINDS or self.nullable):
             raise refuse(f"a label must be of kind {', '.join(_LABEL_KINDS)} and not nullable")
-        if (self.role == "duration" and self.kind not in BOUNDED_KINDS) or (self.role == "event" and self.kind != "binary"):
+        if (self.role == "duration" and self.kind not in BOUNDED_KINDS) or (
+            self.role == "event" and self.kind != "binary"
+        ):
             raise refuse("a duration must be of kind continuous or integer, and an event of kind binary")
         return self
 
@@ -288,8 +292,7 @@ class Schema(Declared):
             )
         given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}
         columns = [
-            column.model_dump()
-            | (given if column.name in names else {"role": "ignore"} if column.is_label else {})
+            column.model_dump() | (given if column.name in names else {"role": "ignore"} if column.is_label else {})
             for column in self.columns
         ]
         return Schema.from_dict(self.model_dump() | {"columns": columns}, source="data.label")
@@ -348,4 +351,15 @@ def label_names(schema: Schema) -> tuple[str, ...]:
     return schema.label.categories or ("0", "1")
 
 
-__all__ = ["BOUNDED_KINDS", "CLASS_KINDS", "LABEL_ROLES", "NUMERIC_KINDS", "RECORDED_ROLES", "Column", "Kind", "Role", "Schema", "label_names"]
+__all__ = [
+    "BOUNDED_KINDS",
+    "CLASS_KINDS",
+    "LABEL_ROLES",
+    "NUMERIC_KINDS",
+    "RECORDED_ROLES",
+    "Column",
+    "Kind",
+    "Role",
+    "Schema",
+    "label_names",
+]

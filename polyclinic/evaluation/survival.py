@@ -1,8 +1,8 @@
 """How good predicted survival is where some patients are censored, in plain numpy.
 
-A row has a ``time`` (n,), the last at which it was seen, and an ``event`` (n,) bool, whether that was the event. Each function takes
-``weights`` (B, n), which say how often each row counts in each of B resamples. Inverse chances of not being censored are those of
-the rows as they are, also in a resample. All agree with scikit-survival. Nothing here is private.
+Each row has a ``time`` (n,), the last at which the patient was seen, and an ``event`` (n,) bool, whether the event came then. The
+``weights`` (B, n) say how often each row counts in each of B resamples. Chances of not being censored are those of the rows as
+they are, also in a resample. Values agree with those of scikit-survival. Nothing here is private.
 """
 
 from __future__ import annotations
@@ -36,16 +36,17 @@ def uncensored(time: Floats, event: Bools, at: Floats) -> Floats:
 
 
 def inverse_chances(time: Floats, event: Bools) -> Floats:
-    """(n,) how many patients each event stands for, itself and those censored before; 0 of who had none (Robins and Rotnitzky 1992)."""
+    """(n,) how many patients each event stands for, with those censored before it (Robins and Rotnitzky 1992); else 0."""
     chance = uncensored(time, event, time)
     return np.divide(event.astype(np.float64), chance, out=np.zeros(len(time)), where=chance > 0)
 
 
 def concordance(time: Floats, event: Bools, risk: Floats, weights: Floats, counts: Floats | None = None) -> Floats:
-    """(B,) the share of pairs in which who has the event earlier has the higher ``risk`` (n,); ties of the risk count half.
+    """(B,) the share of pairs in which the patient with the earlier event has the higher ``risk`` (n,); ties count half.
 
-    A pair is of an event and of somebody who was seen longer, or censored at the same time (Harrell 1996). counts: (n,) how much the
-    pairs of each event count; with the squares of ``inverse_chances`` the share is that of Uno et al. 2011. NaN without a pair.
+    A pair is a patient with the event and one who was seen longer, or who was censored at the same time (Harrell 1996). counts:
+    (n,) how much the pairs of each event count; by the squares of ``inverse_chances`` the share is that of Uno et al. 2011. NaN
+    without a pair.
 
     Examples:
         >>> time, event = np.array([1.0, 2.0, 3.0]), np.array([True, True, False])
@@ -85,7 +86,7 @@ def brier_scores(time: Floats, event: Bools, survival: Floats, ends: Floats) -> 
 
 
 def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
-    """(n, T) whether each row had no event until each of the times ``ends``, and the inverse chance of knowing it; 0 if not known.
+    """(n, T) whether each row had no event until each of the times ``ends``, and the inverse chance of knowing it, else 0.
 
     A row that is censored at such a time had no event until then.
     """
@@ -118,8 +119,10 @@ def auroc_at(time: Floats, event: Bools, risk: Floats, at: float, weights: Float
 
 
 def mean_auroc(time: Floats, event: Bools, risk: Floats, ends: Floats, weights: Floats) -> Floats:
-    """(B,) the mean of ``auroc_at`` over the times ``ends``, each weighted by the share of patients whose event came since the last
-    (Lambert and Chevret 2016); risk: (n,), or (n, T) with a column for each time."""
+    """(B,) the mean of ``auroc_at`` over the times ``ends`` (T,), by the share of events since the time before.
+
+    risk: (n,), or (n, T) with a column for each time. Lambert and Chevret 2016. NaN where it is at all times.
+    """
     drops = -np.diff(np.append(1.0, kaplan_meier(time, event, ends)))
     by_time = np.broadcast_to(risk.T, (len(ends), len(time))).T if risk.ndim == 1 else risk
     areas = np.array([auroc_at(time, event, by_time[:, k], float(end), weights) for k, end in enumerate(ends)])

@@ -1,7 +1,8 @@
 """Proportional hazards: Cox's partial likelihood of one hospital's patients, and a likelihood of each patient by itself.
 
-The partial likelihood compares each event with all patients at risk then, so that it is no sum over patients. Noise is added to such
-sums alone: with a constant hazard in each interval of a public grid, the same model is a Poisson regression (Holford 1980).
+The partial likelihood compares each event with all patients at risk then, so that it is no sum over patients, and no clipping
+bounds what one of them changes. With a constant hazard in each interval of a public grid, the same model is a Poisson regression
+(Holford 1980), whose likelihood is such a sum.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ def partial_likelihood(
 class ProportionalHazards(Likelihood):
     """A hazard that is constant in each interval of a grid and, at any time, in proportion to exp(x beta).
 
-    edges: (J,) the ends of the intervals, rising; the first begins at ``start``. columns: p features, the time, and whether the event
-    came then. Parameters: of each interval, the logarithm of the events expected of a patient with features 0 who is seen in all of
-    it, and the p logarithms of hazard ratios. A time beyond the last edge counts up to it.
+    edges: (J,) the ends of the intervals, rising; the first begins at ``start``. columns: p features, the time, and whether the
+    event came then. Parameters: for each interval the logarithm of the events expected of a patient with features 0 who is seen
+    in all of it, and p logarithms of hazard ratios. A time beyond the last edge counts up to it.
     """
 
     yes_or_no = True

@@ -1,7 +1,7 @@
 """Survival curves and the log-rank test from counts of patients by interval of a public grid of time.
 
-The counts may be noisy. Intervals and tests then count the noise, which is of known size and independent in every count, by linear
-propagation; curves are made monotone, which is post-processing.
+The counts may be noisy. Intervals and tests then count the noise, which has a known size and is independent in every count, by
+linear propagation. Curves are made monotone, which is post-processing.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ _ABOVE_NOISE = 4.0
 class Grid:
     """Intervals of time (edge before, edge], the first of which begins with the time. edges: (J,) rising.
 
-    A patient is counted in one of 3 J + 1 cells: by the interval of the event; by the interval inside which the patient was censored;
-    by the edge at which the patient was censored; or as seen beyond the last edge. inside: How much of a patient is at risk in the
-    interval inside which the patient was censored: half, as in life tables (Cutler and Ederer 1958), or 0, which is the estimate
-    of Kaplan and Meier where the edges hold all times of events.
+    A patient counts in one of 3 J + 1 cells: by the interval of the event, by the interval inside which the patient was censored,
+    by the edge at which the patient was censored, or as seen beyond the last edge.
+
+    inside: How much of a patient is at risk in the interval inside which the patient was censored, and how much of the interval
+    of an event counts for the hazard: half, as in life tables (Cutler and Ederer 1958), or 0. By 0 curves are those of Kaplan and
+    Meier, and of Nelson and Aalen, where the edges hold all times of events.
     """
 
     edges: Floats
@@ -62,8 +64,8 @@ class Grid:
 class Curve:
     """What is known at the end of each of the first intervals, as far as anybody is surely at risk.
 
-    at_risk, events: (T,) patients, by noisy counts numbers that are not whole. survival: (T,) the share without the event, and hazard:
-    (T,) the cumulative hazard, each (3, T) with the ends of its 95 % interval.
+    at_risk, events: (T,) patients; numbers that are not whole where counts are noisy. survival: (3, T) the share without the
+    event, and the ends of its 95 % interval. hazard: (3, T) the same of the cumulative hazard.
     """
 
     edges: Floats
@@ -74,7 +76,7 @@ class Curve:
 
     @property
     def median(self) -> tuple[float | None, float | None, float | None]:
-        """The first edge at which half of the patients had the event, and where its interval begins and ends; None: it is later."""
+        """The first edge at which half of the patients had the event, and its 95 % interval; None for what is beyond."""
         value, low, high = (np.flatnonzero(line <= 0.5) for line in self.survival)
         first, begin, end = (float(self.edges[at[0]]) if len(at) else None for at in (value, low, high))
         return first, begin, end
@@ -83,11 +85,13 @@ class Curve:
 def survival_curve(grid: Grid, counts: Floats, noise: float = 0.0) -> Curve:
     """The curve of (cells,) counts of patients, in each of which is noise of this standard deviation.
 
-    The estimate of Kaplan and Meier 1958 with Greenwood's variance and limits by log(-log S), and that of Nelson and Aalen with limits
-    by the logarithm. Noise widens limits as independent errors do (Zou and Donner 2008).
+    Survival is the estimate of Kaplan and Meier 1958 with Greenwood's variance and limits by log(-log S). The hazard is that of
+    Nelson and Aalen, or of a life table, with limits by its logarithm. Noise widens limits as independent errors do (Zou and
+    Donner 2008).
 
     >>> grid = Grid(np.array([1.0, 2.0]))
-    >>> curve = survival_curve(grid, np.bincount(grid.cell(np.array([1.0, 2.0, 2.0, 3.0]), np.array([1, 1, 0, 0]) > 0), minlength=7))
+    >>> cells = grid.cell(np.array([1.0, 2.0, 2.0, 3.0]), np.array([True, True, False, False]))
+    >>> curve = survival_curve(grid, np.bincount(cells, minlength=grid.size))
     >>> curve.at_risk, curve.survival[0].round(3)
     (array([4., 3.]), array([0.75, 0.5 ]))
     """
@@ -99,19 +103,20 @@ def survival_curve(grid: Grid, counts: Floats, noise: float = 0.0) -> Curve:
     else:
         ends = _first_false(at_risk > 0)
     d, n = events[:ends], at_risk[:ends]
-    left = n - d
+    left, seen = n - d, n - grid.inside * d
     with np.errstate(divide="ignore", invalid="ignore"):
         hazard = -np.cumsum(np.log1p(-d / n))
         inverse = np.where(left > 0, 1 / left, 0.0)
-        by_sampling = np.cumsum(d * inverse / n), np.cumsum(d * left / n**3)
-    slopes = ((inverse, 1 / n - inverse), (1 / n, -d / n**2))
+        by_sampling = np.cumsum(d * inverse / n), np.cumsum(d * left * n / seen**4)
+    slopes = ((inverse, 1 / n - inverse), (n / seen**2, -d / seen**2))
     by_noise = [
-        (noise * np.cumsum(by_events[:, None] * grid.events[:ends] + by_risk[:, None] * grid.at_risk[:ends], axis=0)) ** 2
+        (noise * np.cumsum(by_events[:, None] * grid.events[:ends] + by_risk[:, None] * grid.at_risk[:ends], axis=0))
+        ** 2
         for by_events, by_risk in slopes
     ]
     lines = [
         _limits(total, variance, of_noise.sum(axis=1))
-        for total, variance, of_noise in zip((hazard, np.cumsum(d / n)), by_sampling, by_noise, strict=True)
+        for total, variance, of_noise in zip((hazard, np.cumsum(d / seen)), by_sampling, by_noise, strict=True)
     ]
     survival, cumulative = np.exp(-lines[0][[0, 2, 1]]), lines[1]
     if noise and ends:
@@ -127,7 +132,7 @@ def _first_false(holds: Bools) -> int:
 
 
 def _limits(total: Floats, by_sampling: Floats, by_noise: Floats) -> Floats:
-    """(3, T) cumulative hazards with the limits that follow from the variances by sampling, on the scale of logarithms, and by noise."""
+    """(3, T) cumulative hazards with their limits, by the variances of sampling, on the scale of logarithms, and of noise."""
     deviation = np.sqrt(np.maximum(by_sampling, 0.0))
     with np.errstate(divide="ignore", invalid="ignore"):
         relative = np.where(total > 0, deviation / total, 0.0 if not by_noise.any() else np.inf)
@@ -139,13 +144,15 @@ def _limits(total: Floats, by_sampling: Floats, by_noise: Floats) -> Floats:
     further = _COVERED**2 * by_noise
     limits = np.stack([total, total - np.sqrt(below**2 + further), total + np.sqrt(above**2 + further)])
     limits[1] = np.maximum(limits[1], 0.0)
-    return limits
+    return np.where(np.isfinite(total), limits, total)
 
 
 @dataclass(frozen=True, eq=False)
 class LogRank:
-    """Whether groups have the same hazards: a chi-squared ``statistic`` of so many degrees of ``freedom``, its ``p``, and by group (G,)
-    the events ``observed``, and ``expected`` if the hazards are the same."""
+    """The test of whether groups have the same hazards: a chi-squared ``statistic`` on degrees of ``freedom``, and its ``p``.
+
+    observed, expected: (G,) events by group, and how many there would be by the same hazards.
+    """
 
     statistic: float
     freedom: int
@@ -167,12 +174,12 @@ def log_rank(grid: Grid, strata: Sequence[Floats], noises: Sequence[float]) -> L
     for counts, noise in zip(strata, noises, strict=True):
         d, n = counts @ grid.events.T, counts @ grid.at_risk.T
         sure = _ABOVE_NOISE * noise * np.sqrt(groups) * np.linalg.norm(grid.at_risk, axis=1)
-        ends = _first_false(n.sum(axis=0) > np.maximum(sure, 1.0))
+        ends = _first_false(n.sum(axis=0) > sure)
         d, n = d[:, :ends], n[:, :ends]
         total, at_risk = d.sum(axis=0), n.sum(axis=0)
         share, hazard = n / at_risk, total / at_risk
         observed, expected = observed + d.sum(axis=1), expected + (share * total).sum(axis=1)
-        spread = np.maximum(total * (at_risk - total) / (at_risk - 1), 0.0)
+        spread = np.maximum(total * (at_risk - total) / np.maximum(at_risk - 1, 0.5), 0.0)
         covariance += np.diag((share * spread).sum(axis=1)) - (share * spread) @ share.T
         own = np.eye(groups)[:, :, None]
         by_events, by_risk = own - share[:, None], (share[:, None] - own) * hazard

@@ -92,7 +92,7 @@ class Hazards(Objective):
         return (here * happens + passed * passes).sum(-1)
 
     def _losses_of_chances(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., J) what an event in each interval adds to a loss, and what passing it adds: minus the logarithms of their chances."""
+        """(..., J) what an event in each interval adds to the loss, and what passing the interval without it adds."""
         if self.link == "logistic":
             return functional.softplus(-outputs), functional.softplus(outputs)
         passes = exponential(outputs)
@@ -121,8 +121,8 @@ class Hazards(Objective):
 class PiecewiseExponential(Hazards):
     """A constant hazard in each interval, an output each: the logarithm of the events expected in the whole interval.
 
-    It is a Poisson regression of the events by interval, with the time that a patient was seen in it as exposure (Holford 1980), so
-    that an observation that ends within an interval counts for its part of it.
+    It is a Poisson regression of the events by interval, with the time that a patient was seen in it as exposure (Holford 1980).
+    An observation that ends within an interval counts for its part of it.
     """
 
     link: str = "log"

@@ -58,8 +58,8 @@ def test_a_duration_and_an_event_are_the_label_together() -> None:
     schema = Schema(name="s", columns=(PATIENT, DIED, AGE, DAYS))
     assert schema.labels == (DIED, DAYS) and schema.features == (AGE,) and not schema.has_classes
     assert Schema.from_dict(schema.as_dict()) == schema
-    other = schema.labelled(["age"])
-    assert [column.role for column in other.columns] == ["patient_id", "ignore", "label", "ignore"]
+    other = schema.labelled(["died"])
+    assert [column.role for column in other.columns] == ["patient_id", "label", "feature", "ignore"]
 
 
 def test_num_classes_counts_label_categories() -> None:

@@ -193,13 +193,19 @@ def test_the_other_link_and_constant_hazards_are_generalised_linear_models_of_pa
         for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
             died = (y[:, 1] == 1) & (y[:, 0] > begin) & (y[:, 0] <= end)
             if name == "hazards":
-                family, seen = sm.families.Binomial(sm.families.links.CLogLog()), died | (y[:, 0] > end) | ((y[:, 0] == end) & (y[:, 1] == 0))
+                family, seen = (
+                    sm.families.Binomial(sm.families.links.CLogLog()),
+                    died | (y[:, 0] > end) | ((y[:, 0] == end) & (y[:, 1] == 0)),
+                )
                 offset = np.zeros(seen.sum())
             else:
                 family, seen = sm.families.Poisson(), y[:, 0] > begin
                 offset = np.log(((y[:, 0] - begin) / (end - begin)).clip(0, 1)[seen])
             fit = sm.GLM(died[seen].astype(float), sm.add_constant(x[seen]), family, offset=offset).fit()
-            assert np.exp(sm.add_constant(x) @ fit.params) == pytest.approx(hazards[:, number], rel=3e-3), (name, number)
+            assert np.exp(sm.add_constant(x) @ fit.params) == pytest.approx(hazards[:, number], rel=3e-3), (
+                name,
+                number,
+            )
 
 
 def test_constant_hazards_by_hand() -> None:
@@ -208,7 +214,9 @@ def test_constant_hazards_by_hand() -> None:
     seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [80.0, 1.0]])
     outputs = torch.tensor([[0.0, math.log(2), 0.0]]).expand(3, 3)
     assert objective.losses(outputs, seen).tolist() == pytest.approx([2 - math.log(2), 2.0, 4.0])
-    assert objective.predictions(outputs.double())[0].tolist() == pytest.approx([math.exp(-1), math.exp(-3), math.exp(-4)])
+    assert objective.predictions(outputs.double())[0].tolist() == pytest.approx(
+        [math.exp(-1), math.exp(-3), math.exp(-4)]
+    )
     # In the second interval one event in two of it that were seen, in the others none.
     assert objective.constant(seen.numpy()).tolist() == pytest.approx([1.0, math.exp(-0.5), math.exp(-0.5)])
 

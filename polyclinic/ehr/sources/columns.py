@@ -148,9 +148,7 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
         )
     if origin.separator and column.kind != "code_set":
         return ("separator",), f"only a code set has separators, and the column is of kind {column.kind!r}."
-    if origin.missing is True and (
-        column.is_label or identifies or not (column.nullable or column.kind == "code_set")
-    ):
+    if origin.missing is True and (column.is_label or identifies or not (column.nullable or column.kind == "code_set")):
         return ("missing",), "the schema's column is not nullable, so that it cannot be missing."
     if origin.default is not None and (column.is_label or column.role == "patient_id"):
         return ("default",), f"the {column.role} of every row cannot be the same."

@@ -74,9 +74,7 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",
         {
             "headings": ["Column", "Kind", "Unit", "Allowed", "May be missing", "Meaning"],
-            "rows": [
-                _column(column) for column in (*schema.labels, *schema.features)
-            ],
+            "rows": [_column(column) for column in (*schema.labels, *schema.features)],
         },
         f"Missing cells: {config.data.imputation}. Scaling: {config.data.standardise}.",
     ]

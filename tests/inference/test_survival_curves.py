@@ -49,14 +49,17 @@ def test_curves_and_limits_are_those_of_lifelines(name: str, all_times: bool) ->
     assert shown.sum() >= len(shown) - 1
     assert curve.survival[0] == pytest.approx(theirs.predict(curve.edges).to_numpy(), abs=1e-9)
     limits = theirs.confidence_interval_survival_function_.loc[curve.edges[shown]].to_numpy()
-    assert curve.survival[1:, shown].T == pytest.approx(limits, abs=1e-9)
+    assert pytest.approx(limits, abs=1e-9) == curve.survival[1:, shown].T
     assert curve.median[0] == (theirs.median_survival_time_ if np.isfinite(theirs.median_survival_time_) else None)
     between = median_survival_times(theirs.confidence_interval_).iloc[0].to_numpy()
     assert list(curve.median[1:]) == [None if np.isinf(end) else end for end in between]
     hazards = NelsonAalenFitter(nelson_aalen_smoothing=False).fit(time, event)
     at = curve.edges[shown]
+    if all_times:  # the interval of an event counts half
+        assert curve.hazard[0] == pytest.approx(np.cumsum(curve.events / (curve.at_risk - curve.events / 2)))
+        return
     assert curve.hazard[0, shown] == pytest.approx(hazards.cumulative_hazard_.loc[at].to_numpy()[:, 0], abs=1e-9)
-    assert curve.hazard[1:, shown].T == pytest.approx(hazards.confidence_interval_.loc[at].to_numpy(), abs=1e-9)
+    assert pytest.approx(hazards.confidence_interval_.loc[at].to_numpy(), abs=1e-9) == curve.hazard[1:, shown].T
     table = theirs.event_table.loc[curve.edges]
     assert curve.at_risk == pytest.approx(table["at_risk"]) and curve.events == pytest.approx(table["observed"])
 
@@ -85,7 +88,7 @@ def test_several_groups_and_strata_are_compared_as_r_does() -> None:
     parts = [counts(grid, time[hospital == h], event[hospital == h], group[hospital == h]) for h in (0, 1)]
     statistic, p = survdiff(time, event.astype(int), group, strata=hospital)
     ours = log_rank(grid, parts, [0.0, 0.0])
-    assert (ours.statistic, ours.p, ours.freedom) == (pytest.approx(statistic), pytest.approx(p), 2)
+    assert [ours.statistic, ours.p] == pytest.approx([statistic, p]) and ours.freedom == 2
     with pytest.raises(ValueError, match="two of them"):
         log_rank(grid, [counts(grid, time, event)], [0.0])
 
@@ -104,7 +107,7 @@ def test_noise_widens_intervals_keeps_curves_monotone_and_ends_them_where_nobody
     rng, grid = np.random.default_rng(0), Grid(np.arange(1.0, 13.0))
     time, event = made_up(rng, 1500)
     exact = counts(grid, time, event)[0]
-    noisy = survival_curve(grid, exact + rng.normal(0, 10, grid.size), 10.0)
+    noisy = survival_curve(grid, exact + rng.normal(0, 60, grid.size), 60.0)
     plain, cut = survival_curve(grid, exact), len(noisy.edges)
     assert 3 <= cut < 12
     assert (np.diff(noisy.survival, axis=1) <= 1e-12).all() and (noisy.survival <= 1).all()
@@ -135,11 +138,13 @@ def test_intervals_cover_and_the_test_errs_as_often_as_it_says(epsilon: float | 
         curve = survival_curve(grid, sum(parts), noise * np.sqrt(2))
         assert len(curve.edges) > at[2]
         there = at[at < len(curve.edges)]
-        covered[: len(there)] += (curve.survival[1, there] <= alive[: len(there)]) & (alive[: len(there)] <= curve.survival[2, there])
+        covered[: len(there)] += (curve.survival[1, there] <= alive[: len(there)]) & (
+            alive[: len(there)] <= curve.survival[2, there]
+        )
         true = 0.1 * grid.edges[there]
         hazards[: len(there)] += (curve.hazard[1, there] <= true) & (true <= curve.hazard[2, there])
         wrong += log_rank(grid, [np.stack(parts)], [noise]).p < 0.05
     print(epsilon, covered / runs, hazards / runs, wrong / runs)
     assert ((covered / runs > 0.93) & (covered / runs < 0.97)).all()
-    assert ((hazards / runs > 0.92) & (hazards / runs < 0.975)).all()
+    assert ((hazards / runs > 0.93) & (hazards / runs < 0.97)).all()
     assert 0.035 < wrong / runs < 0.065

@@ -91,6 +91,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "cohort", "prepare", "risk", "anonymize"),
+        "analyses": (),
     }.items()
     for name in names
 }

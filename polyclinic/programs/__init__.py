@@ -22,7 +22,8 @@ __all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs",
 _PLACES = {
     "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
     "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
-    "posterior": "analyses.posterior:Posterior", "effect": "analyses.effect:Effect",
+    "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
+    "effect": "analyses.effect:Effect",
 }  # fmt: skip
 
 

@@ -33,6 +33,9 @@ COMMANDS = {
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
     ),
     "query": "Ask hospitals for one statistic, with noise; each charges its ledger first.",
+    "describe": (
+        "Describe patients in one table, by hospital or group: counts, missing, means, quartiles, standardised differences."
+    ),
     "cohort": "Count the rows and patients that each step of a hospital's cohort leaves.",
     "prepare": (
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
@@ -90,7 +93,7 @@ _PLACES |= {
             "reproduce",
             "simulate",
         ),
-        "records": ("query", "cohort", "prepare", "risk", "anonymize"),
+        "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
     }.items()
     for name in names
 }

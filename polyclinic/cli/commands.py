@@ -36,6 +36,8 @@ COMMANDS = {
     "describe": (
         "Describe patients in one table, by hospital or group: counts, missing, means, quartiles, standardised differences."
     ),
+    "components": "Principal components: eigenvalues, explained variance and loadings, and what noise does to them.",
+    "clusters": "k-means: centres in the columns' units, how many patients are nearest to each, and how far they lie from it.",
     "cohort": "Count the rows and patients that each step of a hospital's cohort leaves.",
     "prepare": (
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
@@ -75,7 +77,8 @@ _PLACES = {
     "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
     "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
-    "ledger": "ledger:app", "plugins": "plugin:plugins",
+    "ledger": "ledger:app", "plugins": "plugin:plugins", "components": "analyses.exploration:components",
+    "clusters": "analyses.exploration:clusters",
 }  # fmt: skip
 _PLACES |= {
     name: f"{folder}.{name}:{name}"
@@ -94,6 +97,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
+        "analyses": (),
     }.items()
     for name in names
 }

@@ -21,6 +21,7 @@ from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
+from polyclinic.runs.tables import table_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -87,6 +88,11 @@ class RunResult:
         Raises PolyclinicError, which says why, where there is none.
         """
         return self.folder.posterior()
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of an analysis by name, with all digits. Raises PolyclinicError, which says why, where there are none."""
+        return {table["name"]: table_frame(table) for table in self.folder.analysis()["tables"]}
 
     @property
     def statement(self) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def model_card(run: Run, facts: Mapping[str, Any]) -> list[Section]:
 
     facts: what ``report_context`` gives of the run.
     """
-    if facts["synthesis"] or facts["posterior"] or not (run.schema_file.is_file() and run.config_file.is_file()):
+    if facts["synthesis"] or not facts["scored"] or not (run.schema_file.is_file() and run.config_file.is_file()):
         return []
     summary, schema, config = facts["summary"], run.schema(), run.config()
     versions = run.versions().get("coordinator", {})

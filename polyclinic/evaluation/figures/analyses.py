@@ -1,0 +1,19 @@
+"""Figures of analyses, each drawn from what its program left in ``numbers`` under the figure's name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: By name, a function of the numbers and of axes, which are None for a figure of its own (``canvas.panel``).
+ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
+    "scree": plot_scree,
+    "loadings": plot_loadings,
+    "centres": plot_centres,
+}

@@ -17,12 +17,12 @@ from polyclinic import asking
 from polyclinic.client.home.hospital import forget_hospitals
 from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import flat_keys, nested_keys
-from polyclinic.describing import Described
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
 from polyclinic.inspection.comparison import beside, compare
+from polyclinic.inspection.described import Described
 from polyclinic.inspection.result import RunResult
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of

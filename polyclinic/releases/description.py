@@ -359,7 +359,7 @@ def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
 
 
 def standardised_difference(one: Cells, other: Cells) -> dict[str, float] | None:
-    """Difference of two groups by their common deviation: of means, with its sign, or of the shares of all categories, without.
+    """How much larger ``other`` is by the common deviation: of means, with a sign, or of the shares of all categories, without.
 
     None where the noise hides a group, or nothing varies. Austin 2009, Equations 1 and 2; Yang and Dalton 2012 for several
     categories. The interval of shares has the length that noise reaches in 95 % (by two moments of a quadratic form), so that it
@@ -375,8 +375,8 @@ def _of_means(one: Cells, other: Cells) -> dict[str, float] | None:
     common = math.sqrt((variance + variance_other) / 2)
     if not common > 0:
         return None
-    value, errors = (mean - mean_other) / common, []
-    for part, centre, sign in ((one, mean, 1.0), (other, mean_other, -1.0)):
+    value, errors = (mean_other - mean) / common, []
+    for part, centre, sign in ((one, mean, -1.0), (other, mean_other, 1.0)):
         weights = sign * (part.values - centre) / common - value / (4 * common**2) * part.variance_weights(centre)
         errors.append(part.deviation(weights) / part.observed[0])
     return estimate(value, math.hypot(*errors))

@@ -39,7 +39,7 @@ def describe(
     """Describe patients in one table, by hospital or group: counts, missing, means, quartiles, standardised differences."""
     with loading():
         from polyclinic import asking
-        from polyclinic.describing import Described
+        from polyclinic.inspection.described import Described
         from polyclinic.releases.description import Description
 
     target = options.target(lambda: out / "ledger.sqlite", {}, as_json)

@@ -113,9 +113,10 @@ class TargetOptions:
         """The simulated hospitals' dataset, and the configuration keys that go with it. Raises ConfigError as ``run`` does."""
         from polyclinic.cli.runs.run import Flags
 
-        under = {"schema": Path(self.schema_file)} if self.data and self.schema_file else {}
-        given = {"data": self.data, "label": self.label, "patient": self.patient, "site": self.site, **under}
-        flags = Flags(dataset=self.dataset, **given).given()
+        schema = Path(self.schema_file) if self.data and self.schema_file else None
+        flags = Flags(
+            dataset=self.dataset, data=self.data, label=self.label, patient=self.patient, site=self.site, schema=schema,
+        ).given()  # fmt: skip
         keys = (
             {"dataset_options": flags["dataset-options"]} if self.data else {"data": {"schema_file": self.schema_file}}
         )

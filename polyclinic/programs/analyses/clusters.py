@@ -53,7 +53,7 @@ class Lloyd:
     def size(self, round: int, question: Arrays) -> int:
         """Of each number that it is there, it and its square; then of each cluster one, where its patients lie, and how far."""
         k, d = self.start.shape
-        return 3 * d if self.measures and round == 1 else k * (d + 2)
+        return int(3 * d if self.measures and round == 1 else k * (d + 2))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) means of the rows' vectors. Raises ConfigError for centres that are none."""

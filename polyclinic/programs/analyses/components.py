@@ -10,7 +10,7 @@ import numpy as np
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.privacy.streams import generator
-from polyclinic.programs.analyses import Analysis, Result, Table
+from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
@@ -175,7 +175,7 @@ class Components(Analysis):
         headings = ("Component", "Eigenvalue", *("From", "To") * private, "Explained, %", "Together, %")
         formats = dict.fromkeys(headings, ".3f") | {"Explained, %": ".1f", "Together, %": ".1f"}
         rows = tuple((f"PC{k + 1}", *row) for k, row in enumerate(columns))
-        loadings = tuple((name, *row) for name, row in zip(names, cells, strict=True))
+        loadings: tuple[tuple[Cell, ...], ...] = tuple((name, *row) for name, row in zip(names, cells, strict=True))
         return Result(
             "Principal components",
             (Table("components", "Components", headings, rows, formats),

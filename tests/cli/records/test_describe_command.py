@@ -16,6 +16,7 @@ from polyclinic import Federation
 from polyclinic.asking import ask
 from polyclinic.cli import app
 from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.inspection.described import Described
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.releases.description import Description
 from tests.server.test_queries import charges, grid_of
@@ -104,3 +105,19 @@ def test_from_python_a_table_is_a_data_frame(tmp_path: Path) -> None:
     assert "<table" in described._repr_html_() and "NOT private" in described._repr_html_()
     with pytest.raises(ConfigError, match="exactly one of epsilon"):
         federation.describe()
+
+
+def test_the_page_shows_what_heart_disease_gives(heart_disease: None, tmp_path: Path) -> None:
+    page = (PAGE.parents[1] / "describe.md").read_text()
+    lines = [line.split()[1:] for line in page.splitlines() if line.startswith("polyclinic ")]
+    shown = []
+    for command, *arguments in lines:
+        out = ["--out", str(tmp_path / command)]
+        given = arguments[: arguments.index("--out")] if "--out" in arguments else arguments
+        done = CliRunner().invoke(app, [command, *given, *out, "--json"], catch_exceptions=False)
+        answer = json.loads(done.stdout)
+        tables = Described(answer).tables[:1] if command == "describe" else answer["analysis"]["tables"]
+        shown += [row for table in tables for row in table["shown"]]
+    assert [command for command, *_ in lines] == ["describe", "components", "clusters"] and len(shown) == 25
+    for row in shown:
+        assert "| " + " | ".join(cell.replace("<", "&lt;") for cell in row) + " |" in page, row

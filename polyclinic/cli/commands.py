@@ -28,6 +28,7 @@ COMMANDS = {
         "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
+    "regress": "A regression table of all hospitals' patients, under privacy or exact; or each hospital's, and a meta-analysis.",
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
@@ -97,7 +98,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": (),
+        "analyses": ("regress",),
     }.items()
     for name in names
 }

@@ -23,6 +23,7 @@ _PLACES = {
     "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
     "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
     "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
+    "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
     "effect": "analyses.effect:Effect",
 }  # fmt: skip
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 #: The rounds of each analysis where nothing is given.
 ROUNDS: dict[str, int] = {
     "regression": 10,
+    "components": 1,
+    "clusters": 8,
     "effect": 8,
 }
 

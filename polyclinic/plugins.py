@@ -99,6 +99,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "poisson": "polyclinic.objectives.counts:Poisson",
         "negative-binomial": "polyclinic.objectives.counts:NegativeBinomial",
         "hazards": "polyclinic.objectives.survival:Hazards",
+        "piecewise-exponential": "polyclinic.objectives.survival:PiecewiseExponential",
     },
     "tasks": {
         "classification": "polyclinic.training.classification:",

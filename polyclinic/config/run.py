@@ -146,8 +146,8 @@ class RunConfig(Keys):
     objective: str = Field(
         "",
         description="What the task classification trains the model towards: classification, binary (one logit), ordinal, "
-        "multi-label, squared, huber, quantile, poisson, negative-binomial, hazards (docs/objectives.md), or "
-        "`package.module:Name`; empty takes what the kind of the label suggests.",
+        "multi-label, squared, huber, quantile, poisson, negative-binomial, hazards, piecewise-exponential (docs/objectives.md), "
+        "or `package.module:Name`; empty takes what the kind of the label suggests.",
     )
     objective_options: Written = Field(
         "",

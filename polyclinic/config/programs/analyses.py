@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
 
 #: The rounds of each analysis where nothing is given.
-ROUNDS: dict[str, int] = {}
+ROUNDS: dict[str, int] = {
+    "regression": 10,
+    "components": 1,
+    "clusters": 8,
+}
 
 
 def analysis_kind(given: Mapping[str, Any]) -> Kind:

@@ -74,16 +74,14 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",
         {
             "headings": ["Column", "Kind", "Unit", "Allowed", "May be missing", "Meaning"],
-            "rows": [
-                _column(column) for role in ("label", "feature") for column in schema.columns if column.role == role
-            ],
+            "rows": [_column(column) for column in (*schema.labels, *schema.features)],
         },
         f"Missing cells: {config.data.imputation}. Scaling: {config.data.standardise}.",
     ]
 
 
 def _labels(schema: Schema) -> list[str]:
-    return [column.name for column in schema.columns if column.role == "label"]
+    return [column.name for column in schema.labels]
 
 
 def _column(column: Column) -> list[str]:

@@ -19,8 +19,9 @@ __all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs",
 
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {
-    "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
-    "sums": "sums:SyntheticSums", "posterior": "sums:Posterior", "game": "games:Games", "density": "densities:Densities",
+    "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "boosting": "boosting:Boosting",
+    "convex": "convex:Convex", "sums": "sums:SyntheticSums", "posterior": "sums:Posterior", "game": "games:Games",
+    "density": "densities:Densities",
 }  # fmt: skip
 
 

@@ -18,6 +18,8 @@ $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' -e ./experiments
+	@# Tests compare with lifelines, which asks for pandas below 3 and works with it.
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps lifelines autograd autograd-gamma
 	touch $@
 
 demo: $(STAMP)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import polyclinic
 from polyclinic.config import RunConfig
+from polyclinic.config.programs.analyses import ROUNDS as ANALYSES
 from polyclinic.config.programs.synthesis import FLOWS, GAMES
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr import datasets, sources
@@ -99,6 +100,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "poisson": "polyclinic.objectives.counts:Poisson",
         "negative-binomial": "polyclinic.objectives.counts:NegativeBinomial",
         "hazards": "polyclinic.objectives.survival:Hazards",
+        "piecewise-exponential": "polyclinic.objectives.survival:PiecewiseExponential",
     },
     "tasks": {
         "classification": "polyclinic.training.classification:",
@@ -106,6 +108,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "objective-perturbation": "polyclinic.training.logistic.convex:OBJECTIVE",
         "synthesis": "polyclinic.training.synthesis:SumsTask",
         "posterior": "polyclinic.training.synthesis:SumsTask",
+        **dict.fromkeys(ANALYSES, "polyclinic.training.synthesis:ExactSumsTask"),
     },
 }
 # Groups whose names stand under one key.

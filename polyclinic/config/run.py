@@ -18,7 +18,7 @@ from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
-from polyclinic.config.programs import boosting, convex, newton, posterior, synthesis
+from polyclinic.config.programs import analyses, boosting, convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
@@ -52,6 +52,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
     **dict.fromkeys(convex.DEFAULTS, convex.convex_kind),
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
+    **dict.fromkeys(analyses.ROUNDS, analyses.analysis_kind),
 }
 #: What a model takes where nothing is given: one of sequences tells steps at which nothing was seen. Attention learns little
 #: from noisy gradients of one length for all layers, and momentum of 0.9 makes a recurrent unit's loss swing (docs/models.md).
@@ -145,13 +146,14 @@ class RunConfig(Keys):
         "(docs/synthesis/README.md), posterior (docs/flows/inference.md), or `package.module:Name`.",
     )
     task_options: Written = Field(
-        "", description="Options of a task that another package brings as a program: `temperature=2.0`."
+        "",
+        description="Options of an analysis, or of a task that another package brings as a program: `temperature=2.0`.",
     )
     objective: str = Field(
         "",
         description="What the task classification trains the model towards: classification, binary (one logit), ordinal, "
-        "multi-label, squared, huber, quantile, poisson, negative-binomial, hazards (docs/objectives.md), or "
-        "`package.module:Name`; empty takes what the kind of the label suggests.",
+        "multi-label, squared, huber, quantile, poisson, negative-binomial, hazards, piecewise-exponential (docs/objectives.md), "
+        "or `package.module:Name`; empty takes what the kind of the label suggests.",
     )
     objective_options: Written = Field(
         "",

@@ -48,7 +48,7 @@ def _refuse(source: str, name: str, kinds: Iterable[tuple[Bools, str]]) -> None:
 
 
 def _missing(missing: Bools, column: Column) -> Iterator[tuple[Bools, str]]:
-    if column.role == "label":
+    if column.is_label:
         yield missing, "the label is missing; complete the record or leave the row out"
     elif not column.nullable:
         remedy = "complete the record, leave the row out or set nullable = true in the schema"

@@ -15,7 +15,7 @@ import pandas as pd
 
 from polyclinic.ehr.checks import texts
 from polyclinic.ehr.expressions import Expression, parse
-from polyclinic.ehr.schema import Column
+from polyclinic.ehr.schema import RECORDED_ROLES, Column
 from polyclinic.errors import ConfigError, DataError
 
 _MISSING = re.compile(r"\bmissing\s*\(")
@@ -84,7 +84,7 @@ def _visits(records: pd.DataFrame, expression: Expression, columns: Sequence[Col
 
 
 def _read(rule: str, columns: Sequence[Column]) -> Expression:
-    allowed = [column for column in columns if column.role in ("feature", "label")]
+    allowed = [column for column in columns if column.role in RECORDED_ROLES]
     names = {name for column in allowed for name in (column.name, *column.record_names)}
     if _MISSING.search(rule):
         raise DataError(f"Schema rule {rule!r}: it is asked only where all is recorded; leave missing() out.")

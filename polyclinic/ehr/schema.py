@@ -21,7 +21,9 @@ from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.toml import Declared, checked, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
-Role = Literal["feature", "label", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"]
+Role = Literal[
+    "feature", "label", "duration", "event", "patient_id", "site", "time", "quasi_identifier", "sensitive", "ignore"
+]
 
 #: Kinds mapped affinely from public bounds (for ordinal: from the ranks of its categories) to [-1, 1].
 NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
@@ -29,6 +31,10 @@ NUMERIC_KINDS = ("continuous", "integer", "ordinal", "trajectory")
 BOUNDED_KINDS = ("continuous", "integer", "trajectory")
 _LISTED = ("categorical", "ordinal", "code_set")
 _IDENTIFIERS = ("patient_id", "site", "time", "ignore")
+#: Roles of what is predicted: one label, several binary ones, or a duration until an event, and whether that came.
+LABEL_ROLES = ("label", "duration", "event")
+#: Roles of columns that records of patients have, beside those that say whose they are.
+RECORDED_ROLES = ("feature", *LABEL_ROLES)
 #: Kinds of a label that has classes.
 CLASS_KINDS = ("binary", "categorical", "ordinal")
 _LABEL_KINDS = (*CLASS_KINDS, "continuous", "integer", "code_set")
@@ -40,6 +46,8 @@ class Column(Declared):
     bounds: public (low, high) of continuous, integer and trajectory columns, in ``unit``.
     categories: public values of categorical, ordinal (in order) and code_set (the vocabulary) columns; for a binary
     column optionally the names of 0 and 1. Identifier columns (patient_id, site, time, ignore) need neither.
+    role: ``duration`` is a number of the time until an event or until a patient was last seen, and ``event`` whether that was the
+    event; together they are the label. ``time`` is the date of a row, by which patients may be split.
     drop_first: the one-hot encoding leaves the first category out.
     steps: a trajectory ``name`` is read from the columns ``name_00``, ``name_01``, ... one for each step.
     clip: a number beyond the bounds is moved to the nearer one instead of being refused. other: the category, one of
@@ -81,6 +89,11 @@ class Column(Declared):
         return self.role != "ignore"
 
     @property
+    def is_label(self) -> bool:
+        """Whether the column is predicted, or part of what is."""
+        return self.role in LABEL_ROLES
+
+    @property
     def is_open(self) -> bool:
         """Whether the vocabulary is still to be found: every value there is counts as ``other``."""
         return self.categories == (self.other,)
@@ -116,7 +129,7 @@ class Column(Declared):
             raise refuse(f"clip needs a column with bounds ({', '.join(BOUNDED_KINDS)}), whole ones for kind 'integer'")
         if self.whole and (self.kind != "trajectory" or not self._has_whole_bounds):
             raise refuse("whole is for kind 'trajectory' with whole bounds; kind 'integer' is whole by itself")
-        if self.other and self.kind != "code_set" and (self.kind != "categorical" or self.role == "label"):
+        if self.other and self.kind != "code_set" and (self.kind != "categorical" or self.is_label):
             raise refuse("other needs kind 'code_set', or kind 'categorical' and a column that is not the label")
         if self.other and self.other not in self.categories:
             raise refuse(f"other is {self.other!r}, which must be one of the categories")
@@ -125,8 +138,12 @@ class Column(Declared):
         self._check_numbers(refuse)
         if (self.steps > 0) != (self.kind == "trajectory") or self.steps < 0:
             raise refuse("steps must be 1 or more for kind 'trajectory' and is not allowed for other kinds")
-        if self.role == "label" and (self.kind not in _LABEL_KINDS or self.nullable):
+        if self.is_label and (self.kind not in _LABEL_KINDS or self.nullable):
             raise refuse(f"a label must be of kind {', '.join(_LABEL_KINDS)} and not nullable")
+        if (self.role == "duration" and self.kind not in BOUNDED_KINDS) or (
+            self.role == "event" and self.kind != "binary"
+        ):
+            raise refuse("a duration must be of kind continuous or integer, and an event of kind binary")
         return self
 
     @property
@@ -172,6 +189,12 @@ class Schema(Declared):
             raise DataError(f"Schema {self.name!r}: column {repeated[0]!r} is declared twice; names must be unique.")
         if not (labels := self.labels):
             raise DataError(f"Schema {self.name!r} has no label column; one must have role 'label'.")
+        roles = sorted(column.role for column in labels)
+        if {"duration", "event"} & {*roles} and roles != ["duration", "event"]:
+            raise DataError(
+                f"Schema {self.name!r} has label columns of the roles {', '.join(roles)}; one duration and one event belong "
+                "together, without another label beside them."
+            )
         kinds = Counter("number" if column.kind in BOUNDED_KINDS else column.kind for column in labels)
         if len(labels) > 1 and kinds not in (Counter(binary=len(labels)), Counter(number=1, binary=1)):
             raise DataError(
@@ -212,7 +235,7 @@ class Schema(Declared):
     @cached_property
     def labels(self) -> tuple[Column, ...]:
         """The label columns in declared order: one, several binary ones, or a time and an event."""
-        return self._with_role("label")
+        return tuple(column for column in self.columns if column.is_label)
 
     @property
     def label(self) -> Column:
@@ -269,8 +292,7 @@ class Schema(Declared):
             )
         given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}
         columns = [
-            column.model_dump()
-            | (given if column.name in names else {"role": "ignore"} if column.role == "label" else {})
+            column.model_dump() | (given if column.name in names else {"role": "ignore"} if column.is_label else {})
             for column in self.columns
         ]
         return Schema.from_dict(self.model_dump() | {"columns": columns}, source="data.label")
@@ -329,4 +351,15 @@ def label_names(schema: Schema) -> tuple[str, ...]:
     return schema.label.categories or ("0", "1")
 
 
-__all__ = ["BOUNDED_KINDS", "CLASS_KINDS", "NUMERIC_KINDS", "Column", "Kind", "Role", "Schema", "label_names"]
+__all__ = [
+    "BOUNDED_KINDS",
+    "CLASS_KINDS",
+    "LABEL_ROLES",
+    "NUMERIC_KINDS",
+    "RECORDED_ROLES",
+    "Column",
+    "Kind",
+    "Role",
+    "Schema",
+    "label_names",
+]

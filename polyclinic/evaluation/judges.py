@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from polyclinic.evaluation.intervals import ratio, weighted_auroc
+from polyclinic.evaluation import survival
+from polyclinic.evaluation.intervals import ratio
 from polyclinic.evaluation.metrics import BINS, METRICS, Metrics, classification_metrics, weighted_metrics
-from polyclinic.types import Bools, Floats, Labels
+from polyclinic.types import Floats, Labels
 
 if TYPE_CHECKING:
     from polyclinic.objectives.counts import Poisson
@@ -57,6 +58,8 @@ _SETS = {
 }
 _SURVIVAL = {
     "concordance": "Concordance",
+    "concordance_uno": "Concordance (Uno)",
+    "auroc_over_time": "AUROC over time",
     "brier": "Integrated Brier score",
     "loss": "Loss",
     "calibration_in_the_large": "Calibration in the large",
@@ -66,7 +69,7 @@ TITLES = {**_CLASSES, **_RANKS, **_QUANTILES, **_COUNTS, **_SURVIVAL, "brier": "
 #: Metrics of which the smallest is the worst; of the others it is the one farthest from 0.
 LARGER_IS_BETTER = frozenset({
     "auroc", "auprc", "accuracy", "f1", "sensitivity", "specificity", "sensitivity_at_90", "kappa", "r2", "coverage",
-    "calibration_slope", "concordance",
+    "calibration_slope", "concordance", "concordance_uno", "auroc_over_time",
 })  # fmt: skip
 _OF_LABEL = "auroc of "
 _IN_UNIT = frozenset({"mae", "rmse", "pinball", "calibration_in_the_large"})
@@ -269,62 +272,25 @@ def _survival(objective: Objective) -> Judge:
 
     def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         time, event = labels[:, first], labels[:, 1 - first] > 0
-        total = weights.sum(axis=1)
-        seen = _seen(time, event, ends)
-        brier = np.mean(
-            [np.where(at.settled, at.weight * (scores[:, k] - at.alive) ** 2, 0.0) for k, at in enumerate(seen)], axis=0
-        )
-        last = seen[-1]
-        off = scores[:, -1] - np.where(last.settled, last.weight * last.alive, 0.0)
-        rows = [brier, hazards.losses_of(scores, labels), -off]
-        return np.stack(
-            [_concordance(time, event, scores, ends, weights), *(weights @ r / total for r in rows)], axis=1
-        )
+        risk, seen, total = -scores.sum(axis=1), event & (time <= ends[-1]), weights.sum(axis=1)
+        brier = survival.over_time(survival.brier_scores(time, event, scores, ends), ends)
+        rows = [brier, hazards.losses_of(scores, labels), last_survival(labels) - scores[:, -1]]
+        ranked = [
+            survival.concordance(time, seen, risk, weights),
+            survival.concordance(time, seen, risk, weights, survival.inverse_chances(time, event) ** 2),
+            survival.mean_auroc(time, event, 1 - scores, ends, weights),
+        ]
+        return np.stack([*ranked, *(weights @ row / total for row in rows)], axis=1)
 
-    shown = ("concordance", "brier", "calibration_in_the_large")
-    return _made(_SURVIVAL, ("concordance", "brier"), shown, weighted, _IN_LARGE, None)
+    def last_survival(labels: Labels) -> Floats:
+        alive, weight = survival.settled(labels[:, first], labels[:, 1 - first] > 0, ends[-1:])
+        return np.asarray((weight * alive)[:, 0])
 
-
-@dataclass(frozen=True, eq=False)
-class _At:
-    """Of each row (n,) at the end of an interval: whether it is settled then, if so alive, and the inverse chance of knowing."""
-
-    settled: Bools
-    alive: Bools
-    weight: Floats
-
-
-def _seen(time: Floats, event: Bools, ends: Floats) -> list[_At]:
-    """What is known at each end. Weights are inverse chances of not being censored by then (Graf et al. 1999)."""
-    order = np.argsort(time, kind="stable")
-    at_risk = len(time) - np.arange(len(time))
-    censored = ~event[order]
-    steps = np.cumprod(1 - censored / at_risk)  # Kaplan and Meier 1958, of being censored
-    before = np.concatenate([[1.0], steps])
-    left = before[np.searchsorted(time[order], time, "left")].clip(1e-3)
-    statuses = []
-    for end in ends:
-        alive, died = time > end, event & (time <= end)
-        until = max(float(before[np.searchsorted(time[order], end, "right")]), 1e-3)
-        statuses.append(_At(alive | died, alive, np.where(died, 1 / left, 1 / until)))
-    return statuses
-
-
-def _concordance(time: Floats, event: Bools, scores: Floats, ends: Floats, weights: Floats) -> Floats:
-    """(B,) of pairs of whom one had the event in an earlier interval than the other left it, the share in which the model gives
-    the first the shorter mean survival; ties count half (Harrell 1996, by intervals)."""
-    risk, interval = -scores.sum(axis=1), np.searchsorted(ends, time, "left")
-    right, pairs = np.zeros(len(weights)), np.zeros(len(weights))
-    for number in range(len(ends)):
-        died, later = event & (interval == number), interval > number
-        both = died | later
-        if not (died.any() and later.any()):
-            continue
-        some = weights[:, both]
-        count = (some @ died[both]) * (some @ later[both])
-        right += np.nan_to_num(weighted_auroc(died[both], risk[both], some)) * count
-        pairs += count
-    return ratio(right, pairs)
+    shown = ("concordance", "auroc_over_time", "brier", "calibration_in_the_large")
+    return _made(
+        _SURVIVAL, ("concordance", "brier"), shown, weighted, _IN_LARGE,
+        lambda labels, scores: (scores[:, -1], last_survival(labels)),
+    )  # fmt: skip
 
 
 def _made(

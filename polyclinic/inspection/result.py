@@ -22,6 +22,7 @@ from polyclinic.evaluation.report import render_report
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
 from polyclinic.runs.shapes import contributions, shape_functions
+from polyclinic.runs.tables import table_frame
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -88,6 +89,11 @@ class RunResult:
         Raises PolyclinicError, which says why, where there is none.
         """
         return self.folder.posterior()
+
+    @property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """The tables of an analysis by name, with all digits. Raises PolyclinicError, which says why, where there are none."""
+        return {table["name"]: table_frame(table) for table in self.folder.analysis()["tables"]}
 
     @property
     def statement(self) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,8 @@ from polyclinic.types import Floats, Labels
 
 _LEAST = 1e-12
 _INTERVALS = 10
+# Of the logarithm of a hazard: beyond it losses go on as straight lines, so that no output overflows.
+_MOST = 6.0
 
 
 @dataclass(frozen=True)
@@ -25,13 +28,17 @@ class Hazards(Objective):
     edges: The ends of the intervals, public and rising, in the time's unit; without any, ten equal parts of its bounds. A time
     beyond the last edge counts as seen up to it. An observation that ends without the event within an interval counts for the
     intervals before it.
+    link: Of the chance of the event in an interval: logistic, or complementary-log-log, by which a linear model is one of
+    proportional hazards (Prentice and Gloeckler 1978).
     """
 
     edges: tuple[float, ...] = ()
+    link: str = "logistic"
 
     name: ClassVar[str] = "hazards"
     predicts: ClassVar[Predicted] = "survival"
     regression: ClassVar[str] = "discrete-time hazards regression"
+    links: ClassVar[tuple[str, ...]] = ("logistic", "complementary-log-log")
     momentum: ClassVar[float | None] = 0.5
 
     def __post_init__(self) -> None:
@@ -49,6 +56,8 @@ class Hazards(Objective):
             raise self.refuse(
                 f"whose option edges is {self.edges!r}; it must be rising numbers above {low:g}, at most {high:g}"
             )
+        if self.link not in self.links:
+            raise self.refuse(f"whose option link is {self.link!r}; allowed are {', '.join(self.links)}")
 
     @property
     def time(self) -> Column:
@@ -79,7 +88,15 @@ class Hazards(Objective):
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
         here, passed = self._intervals(labels.to(outputs))
-        return (here * functional.softplus(-outputs) + passed * functional.softplus(outputs)).sum(-1)
+        happens, passes = self._losses_of_chances(outputs)
+        return (here * happens + passed * passes).sum(-1)
+
+    def _losses_of_chances(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., J) what an event in each interval adds to the loss, and what passing the interval without it adds."""
+        if self.link == "logistic":
+            return functional.softplus(-outputs), functional.softplus(outputs)
+        passes = exponential(outputs)
+        return -(-torch.expm1(-passes)).clamp(min=_LEAST).log(), passes
 
     def _intervals(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """(..., J) whether the event was in each interval, and whether each was passed without it."""
@@ -90,8 +107,53 @@ class Hazards(Objective):
         return here, torch.where(event > 0, ends < time, ends <= time)
 
     def predictions(self, outputs: Tensor) -> Tensor:
-        return (-functional.softplus(outputs).cumsum(1)).exp()
+        return (-self._losses_of_chances(outputs)[1].cumsum(1)).exp()
 
     def outputs_of(self, predictions: Tensor) -> Tensor:
         before = torch.cat([torch.ones_like(predictions[:, :1]), predictions[:, :-1]], 1)
-        return torch.logit(1 - predictions / before.clamp(min=_LEAST), eps=_LEAST)
+        passed = predictions / before.clamp(min=_LEAST)
+        if self.link == "logistic":
+            return torch.logit(1 - passed, eps=_LEAST)
+        return log_of(-passed.clamp(min=_LEAST).log())
+
+
+@dataclass(frozen=True)
+class PiecewiseExponential(Hazards):
+    """A constant hazard in each interval, an output each: the logarithm of the events expected in the whole interval.
+
+    It is a Poisson regression of the events by interval, with the time that a patient was seen in it as exposure (Holford 1980).
+    An observation that ends within an interval counts for its part of it.
+    """
+
+    link: str = "log"
+
+    name: ClassVar[str] = "piecewise-exponential"
+    regression: ClassVar[str] = "piecewise exponential regression"
+    links: ClassVar[tuple[str, ...]] = ("log",)
+
+    def constant(self, labels: Labels) -> Floats:
+        here, seen = (part.sum(0).numpy() for part in self._intervals(torch.from_numpy(np.array(labels, np.float64))))
+        return np.asarray(np.exp(-np.cumsum(here / np.maximum(seen, _LEAST))), dtype=np.float64)
+
+    def _losses_of_chances(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        return -outputs, exponential(outputs)
+
+    def _intervals(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """(..., J) whether the event was in each interval, and the share of each that was seen."""
+        here, _ = super()._intervals(labels)
+        ends = labels.new_tensor(self.ends)
+        begins = torch.cat([labels.new_tensor([(self.time.bounds or (0.0, 1.0))[0]]), ends[:-1]])
+        time = labels[..., self.labels.index(self.time)][..., None]
+        return here, ((time - begins) / (ends - begins)).clamp(0, 1)
+
+
+def exponential(outputs: Tensor) -> Tensor:
+    """exp(outputs), as a straight line above ``exp(6)``, so that losses and their gradients stay finite."""
+    near = outputs.clamp(max=_MOST)
+    return near.exp() * (1 + outputs - near)
+
+
+def log_of(values: Tensor) -> Tensor:
+    """The inverse of ``exponential``, of numbers above 0."""
+    near = values.clamp(_LEAST, math.exp(_MOST))
+    return near.log() + (values / math.exp(_MOST) - 1).clamp(min=0)

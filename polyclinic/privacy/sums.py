@@ -34,6 +34,21 @@ def clipped_total(
     Neighbouring relation: add or remove one patient. Raises ValueError, with the ``name`` of whose they are, for vectors of
     another size.
     """
+    return _total(contributions, size, rows, patient, patients, (name, apart, _clipped))
+
+
+def exact_total(
+    contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int, name: str = "method"
+) -> Floats:
+    """(size,) sum of the patients' vectors as they are. Not private. Raises ValueError as ``clipped_total`` does."""
+    return _total(contributions, size, rows, patient, patients, (name, False, lambda vectors: vectors))
+
+
+def _total(
+    contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int,
+    how: tuple[str, bool, Callable[[Floats], Floats]],
+) -> Floats:  # fmt: skip
+    name, apart, shortened = how
     total = np.zeros(size)
     order = np.argsort(patient, kind="stable")
     ends = np.searchsorted(patient[order], np.arange(patients + 1))
@@ -51,7 +66,7 @@ def clipped_total(
                 raise ValueError(f"{name} gives vectors of shape {given.shape}, needed is {found.shape}.")
             # More than one piece are one patient's: the mean of all rows from the pieces' means.
             found += np.asarray(given, dtype=np.float64) * (len(some) / len(chosen) if len(pieces) > 1 else 1.0)
-        total += _clipped(found).sum(axis=0)
+        total += shortened(found).sum(axis=0)
         first = last
     return total
 

@@ -6,12 +6,13 @@ one it is.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import lru_cache
 from importlib import import_module
-from typing import cast
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import ConfigError
+from polyclinic.config.keys import dashed
+from polyclinic.errors import ConfigError, nearest
 from polyclinic.plugins import is_program, resolve
 from polyclinic.programs.program import Choice, Collected, Half, Program, State
 
@@ -20,8 +21,9 @@ __all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs",
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {
     "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "boosting": "boosting:Boosting",
-    "convex": "convex:Convex", "sums": "sums:SyntheticSums", "posterior": "sums:Posterior", "game": "games:Games",
-    "density": "densities:Densities",
+    "convex": "convex:Convex", "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
+    "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
+    "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
 }  # fmt: skip
 
 
@@ -39,7 +41,7 @@ def program_of(config: RunConfig) -> Program:
 @lru_cache(maxsize=8)
 def _own(config: RunConfig) -> Program:
     module, _, name = _PLACES[config.kind.name].partition(":")
-    return cast(Program, getattr(import_module(f"{__name__}.{module}"), name)(config))
+    return _made(getattr(import_module(f"{__name__}.{module}"), name), config)
 
 
 def forget_programs() -> None:
@@ -54,7 +56,19 @@ def _brought(config: RunConfig) -> Program:
             f"Configuration key 'task' has the value {config.task!r}, which must stand for a subclass of "
             f"polyclinic.programs.Program, not for an object of type {type(kind).__name__}."
         )
+    return _made(kind, config)
+
+
+def _made(kind: type[Program], config: RunConfig) -> Program:
+    options = config.program_options if "task-options" in config.kind.reads else {}
+    allowed = [field.name for field in fields(kind)[1:]]
+    for name in options:
+        if name not in allowed:
+            raise ConfigError(
+                f"Configuration key 'task-options' names {dashed(name)!r}; the task {config.task!r} takes "
+                f"{', '.join(map(dashed, allowed)) or 'no options'}.{nearest(name, allowed)}"
+            )
     try:
-        return kind(config, **config.program_options)
+        return kind(config, **options)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"task-options do not make a program {config.task!r}: {error}.") from None

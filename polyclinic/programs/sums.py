@@ -1,4 +1,4 @@
-"""Rounds of sums over patients: synthetic patients by a method of sums, and posteriors of a named likelihood."""
+"""Rounds of sums over patients, and synthetic patients by a method of sums."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, cast
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.programs.posterior import by_flow
-from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, DataError
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, resolve
 from polyclinic.programs.building import check_options
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.synthetic import Synthetic, making
-from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
-from polyclinic.training.preparation import PatientSums
 from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays, Builder
@@ -31,16 +27,6 @@ from polyclinic.types import Arrays, Builder
 if TYPE_CHECKING:
     from polyclinic.training.auditing.fixed import Fixed
     from polyclinic.training.auditing.subject import Claim
-    from polyclinic.training.posterior import PosteriorSums
-
-_POSTERIOR = (
-    "A posterior here is Laplace's approximation of the training patients' under the prior; a patient's rows count as one, by "
-    "their mean. Held-out patients were not asked for."
-)
-_FLOW = (
-    "This posterior is a flow's by noisy gradient steps (Algorithm 2): its intervals do not count the noise of the steps and may "
-    "be far too wide or too narrow; method gauss-newton counts it. A patient's rows count as one, by their mean gradient."
-)
 
 
 @dataclass(frozen=True)
@@ -144,69 +130,6 @@ class SyntheticSums(Sums, Synthetic):
 
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         return self.frequencies(schema, classes)
-
-
-@dataclass(frozen=True)
-class Posterior(Sums):
-    """A posterior of a named likelihood's parameters under a public normal prior."""
-
-    judged: ClassVar[bool] = False
-    limits_noise: ClassVar[bool] = True
-
-    def method(self, schema: Schema) -> PosteriorSums:
-        from polyclinic.training.posterior import chosen_method, posterior_sums
-
-        config = self.config
-        make = resolve("likelihoods", config.model)
-        method, options = chosen_method(keyword_arguments(config.posterior.options), config.rounds, config.seed)
-        check_options(config.model, make, options, ("columns",), "posterior.options")
-        with making(config):
-            return posterior_sums(
-                make,
-                Layout.of(schema, label_may_be_number=True),
-                config.posterior.columns,
-                options,
-                config.posterior.prior,
-                method,
-            )
-
-    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
-        return np.ones(1)
-
-    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
-        method = self.method(schema)
-        method.method.check_noise(noise)
-        self.check_length(method.method.width, noise_multiplier, fewest)
-
-    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
-        """Nothing scores a patient."""
-
-    def subject(self, claim: Claim) -> Fixed:
-        return replace(super().subject(claim), counts=lambda shard: PatientSums(shard.schema).exact(shard))
-
-    def notes(self, state: State, scored: bool) -> list[str]:
-        return [_FLOW if by_flow(self.config.posterior.options) else _POSTERIOR]
-
-    def statement(
-        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
-    ) -> dict[str, Any]:  # fmt: skip
-        """The posterior's numbers, or in ``refused`` why there are none."""
-        config, method = self.config, cast("PosteriorSums", cast(SumsHalf, half).method)
-        refused, numbers = stopped, {}
-        if not stopped:
-            try:
-                numbers = method.result(state["arrays"])
-            except DataError as error:
-                refused = f"No posterior: {error}"
-        return {
-            "posterior": {
-                "method": method.name, "model": config.model, "options": config.posterior.options,
-                "names": list(method.method.likelihood.names), "finished": not refused, "refused": refused,
-                "patients": state["patients"], "rows": "mean of a patient's", "missing": config.data.imputation,
-                "prior": method.prior(), "columns": method.scales(), **numbers,
-            }
-        }  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

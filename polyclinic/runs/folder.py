@@ -363,6 +363,16 @@ class Run:
             raise PolyclinicError(found["refused"])
         return found
 
+    def analysis(self) -> dict[str, Any]:
+        """What an analysis ended in: ``title``, ``tables``, ``numbers`` and ``notes``.
+
+        Raises PolyclinicError, which says why, where there is none.
+        """
+        ended = self.summary().analysis or {"refused": f"{self.path} is not a run of an analysis."}
+        if ended["refused"]:
+            raise PolyclinicError(ended["refused"])
+        return ended
+
     def simulation(self, instead: str) -> Simulation:
         """The run's simulated hospitals with their records, rebuilt from the configuration.
 
@@ -408,6 +418,11 @@ class Run:
         posterior = summary.get("posterior")
         if posterior and posterior["finished"]:
             files[self.path / "posterior.json"] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
+        if summary.get("analysis"):
+            from polyclinic.runs.tables import analysis_files
+
+            files |= analysis_files(self.path, summary["analysis"], summary["privacy"])
+            (self.path / "tables").mkdir(exist_ok=True)
         new = {path: NewFile(content) for path, content in files.items()}
         if predictions is not None:
             new[self.predictions_file] = NewFile(lambda path: predictions.to_parquet(path, index=False), SECRET)

@@ -45,8 +45,8 @@ def shape_functions(run: Run) -> pd.DataFrame:
     Returns:
         ``column``; ``low`` and ``high`` in its unit, or ``category`` ("missing" where the cell is); ``output``: of which of the
         model's outputs; ``value``: what it adds there, 0 on average over patients; ``noise``: how uncertain it
-        is by the noise of training and the number of patients, as a standard deviation. A model of two classes has one output, the
-        logit of the second.
+        is by the noise of training and the number of patients, as a standard deviation. A model of two classes has one output,
+        the logit of the second.
 
     Raises:
         ConfigError: for a run whose model is not additive.

@@ -90,6 +90,7 @@ class Summary(_Part):
     privacy: Privacy = Privacy()
     synthesis: Record | None = None
     posterior: Record | None = None
+    analysis: Record | None = None
     model_sha256: str | None = None
     seconds: Number = None
     rounds_per_second: Number = None

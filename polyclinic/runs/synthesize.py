@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.rules import Violations, violations
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import RECORDED_ROLES, Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import sha256, write_outputs
 from polyclinic.privacy.streams import generator
@@ -97,7 +97,7 @@ def file_names(out: Path, sets: int) -> list[Path]:
 
 def _written(schema: Schema) -> tuple[Column, ...]:
     """The columns that synthetic records have, in the schema's order."""
-    return tuple(column for column in schema.columns if column.role in ("patient_id", "feature", "label"))
+    return tuple(column for column in schema.columns if column.role in ("patient_id", *RECORDED_ROLES))
 
 
 def _records(

@@ -84,7 +84,7 @@ def _condition(text: str, layout: Layout) -> Condition:
 
 
 def _values(column: Column, schema: Schema) -> tuple[str, ...]:
-    classes = schema.num_classes if column.role == "label" else 2
+    classes = schema.num_classes if column.is_label else 2
     return column.categories or tuple(str(number) for number in range(classes))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -16,11 +17,12 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from torch.nn import functional
 
 from polyclinic.ehr.shard import Rows
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.models.tabular import logistic_shapes
 from polyclinic.privacy.clipping import poisson_samples
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.privacy.sums import exact_total
 from polyclinic.synthesis.games.fakes import check_generator, fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
@@ -154,6 +156,27 @@ class SumsTask(Judged):
             raise ConfigError(f"The method {method.name} mixes patients: one's rows change another's part of the sum.")
         if found.shape[1] != size:
             raise ConfigError(f"The method {method.name} sums {found.shape[1]} numbers, but says that it sums {size}.")
+
+
+@dataclass(frozen=True, eq=False)
+class ExactSumsTask(SumsTask):
+    """``SumsTask`` whose sums without privacy are of vectors as they are, none of them clipped.
+
+    Its method may have a function ``refusal(round, question, z, patient, patients)``, with the arguments of ``contributions``: it
+    is asked only where no noise is added, and a sentence that is not empty keeps the hospital's sum at the hospital.
+    """
+
+    def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
+        if settings.noise_multiplier is not None:
+            return super()._update(site, settings)
+        method, rows = self.method, site.rows
+        z = method.layout.rows(rows.x, rows.y, site.number)
+        asked = (self._round, self._given, z, rows.patient, rows.patients)
+        if refusal := getattr(method, "refusal", lambda *_: "")(*asked):
+            raise DataError(refusal)
+        vectors = partial(method.contributions, *asked[:2])
+        total = exact_total(vectors, self.size, *asked[2:], method.name)
+        return SiteUpdate({SUM: total / (site.public_patients or rows.patients)}, 1, float("nan"), {})
 
 
 @dataclass(frozen=True, eq=False)

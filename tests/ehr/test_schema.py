@@ -11,6 +11,8 @@ from polyclinic.ehr import Column, Schema
 from polyclinic.errors import DataError
 
 LABEL = Column(name="y", kind="binary", role="label")
+DAYS = Column(name="days", kind="integer", role="duration", bounds=(0, 90))
+DIED = Column(name="died", kind="binary", role="event")
 PATIENT = Column(name="id", kind="categorical", role="patient_id")
 AGE = Column(name="age", kind="integer", bounds=(0, 120))
 
@@ -52,6 +54,14 @@ def test_a_copy_with_other_columns_has_other_roles_and_another_digest(schema: Sc
     assert (schema.features, schema.digest()) == before
 
 
+def test_a_duration_and_an_event_are_the_label_together() -> None:
+    schema = Schema(name="s", columns=(PATIENT, DIED, AGE, DAYS))
+    assert schema.labels == (DIED, DAYS) and schema.features == (AGE,) and not schema.has_classes
+    assert Schema.from_dict(schema.as_dict()) == schema
+    other = schema.labelled(["died"])
+    assert [column.role for column in other.columns] == ["patient_id", "label", "feature", "ignore"]
+
+
 def test_num_classes_counts_label_categories() -> None:
     grade = Column(name="y", kind="ordinal", role="label", categories=("1", "2", "3"))
     assert Schema(name="s", columns=(PATIENT, AGE, grade)).num_classes == 3
@@ -80,6 +90,8 @@ def test_num_classes_counts_label_categories() -> None:
         ({"kind": "trajectory", "bounds": (0, 1), "steps": 2, "role": "label"}, "a label must be"),
         ({"kind": "continuous", "role": "label"}, "needs public bounds"),
         ({"kind": "binary", "role": "label", "nullable": True}, "a label must be"),
+        ({"kind": "binary", "role": "duration"}, "a duration must be of kind continuous or integer"),
+        ({"kind": "continuous", "bounds": (0, 9), "role": "event"}, "an event of kind binary"),
     ],
 )
 def test_unsuitable_column_is_refused(fields: dict[str, Any], sentence: str) -> None:
@@ -102,6 +114,8 @@ def test_column_without_name_is_refused() -> None:
             "2 label columns; several must all be of kind 'binary', or a time",
         ),
         ((PATIENT, LABEL), "no feature column"),
+        ((PATIENT, AGE, DAYS), "roles duration; one duration and one event belong together"),
+        ((PATIENT, AGE, DAYS, DIED, LABEL), "roles duration, event, label; one duration"),
         ((PATIENT, AGE, AGE, LABEL), "'age' is declared twice"),
         ((AGE, LABEL), "role 'patient_id'"),
         ((PATIENT, PATIENT.model_copy(update={"name": "id2"}), AGE, LABEL), "several patient_id"),

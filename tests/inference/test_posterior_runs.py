@@ -25,7 +25,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import clipped_total
-from polyclinic.programs.sums import Posterior
+from polyclinic.programs.analyses.posterior import Posterior
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.federate import Places, federate
 from polyclinic.server.progress import Progress

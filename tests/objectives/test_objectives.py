@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+import statsmodels.api as sm
 import torch
 from sklearn.linear_model import LinearRegression, LogisticRegression, PoissonRegressor, QuantileRegressor
 from torch import Tensor
@@ -32,6 +33,7 @@ TAKEN: dict[str, tuple[str, dict[str, Any]]] = {
     "huber": ("days", {"threshold": 0.5}), "quantile": ("days", {"levels": [0.1, 0.5, 0.9]}), "poisson": ("visits", {}),
     "negative-binomial": ("visits", {"dispersion": 0.5}), "multi-label": ("codes", {}),
     "hazards": ("survival", {"edges": [10.0, 30.0, 60.0]}),
+    "piecewise-exponential": ("survival", {"edges": [10.0, 30.0, 60.0]}),
 }  # fmt: skip
 
 
@@ -182,6 +184,43 @@ def test_hazards_are_logistic_regression_of_patients_by_interval() -> None:
         begin = end
 
 
+def test_the_other_link_and_constant_hazards_are_generalised_linear_models_of_patients_by_interval() -> None:
+    begins, ends = np.array([0.0, 10.0, 30.0]), np.array([10.0, 30.0, 60.0])
+    for name, options in (("hazards", {"link": "complementary-log-log"}), ("piecewise-exponential", {})):
+        objective = made(name, TAKEN[name][1] | options)
+        x, y, predicted = fitted(objective)
+        hazards = -np.diff(np.log(predicted), axis=1, prepend=0.0)
+        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
+            died = (y[:, 1] == 1) & (y[:, 0] > begin) & (y[:, 0] <= end)
+            if name == "hazards":
+                family, seen = (
+                    sm.families.Binomial(sm.families.links.CLogLog()),
+                    died | (y[:, 0] > end) | ((y[:, 0] == end) & (y[:, 1] == 0)),
+                )
+                offset = np.zeros(seen.sum())
+            else:
+                family, seen = sm.families.Poisson(), y[:, 0] > begin
+                offset = np.log(((y[:, 0] - begin) / (end - begin)).clip(0, 1)[seen])
+            fit = sm.GLM(died[seen].astype(float), sm.add_constant(x[seen]), family, offset=offset).fit()
+            assert np.exp(sm.add_constant(x) @ fit.params) == pytest.approx(hazards[:, number], rel=3e-3), (
+                name,
+                number,
+            )
+
+
+def test_constant_hazards_by_hand() -> None:
+    objective = made("piecewise-exponential")
+    # One event expected in each whole interval: dead in the middle of the second, censored there, and alive beyond the last edge.
+    seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [80.0, 1.0]])
+    outputs = torch.tensor([[0.0, math.log(2), 0.0]]).expand(3, 3)
+    assert objective.losses(outputs, seen).tolist() == pytest.approx([2 - math.log(2), 2.0, 4.0])
+    assert objective.predictions(outputs.double())[0].tolist() == pytest.approx(
+        [math.exp(-1), math.exp(-3), math.exp(-4)]
+    )
+    # In the second interval one event in two of it that were seen, in the others none.
+    assert objective.constant(seen.numpy()).tolist() == pytest.approx([1.0, math.exp(-0.5), math.exp(-0.5)])
+
+
 @pytest.mark.parametrize(
     ("name", "options", "kind", "words"),
     [
@@ -198,6 +237,7 @@ def test_hazards_are_logistic_regression_of_patients_by_interval() -> None:
         ("huber", {"threshold": 0}, "days", "threshold is 0; it must be above 0"),
         ("negative-binomial", {"dispersion": 0}, "visits", "dispersion is 0; it must be above 0"),
         ("hazards", {"edges": [5, 200]}, "survival", "rising numbers above 0, at most 100"),
+        ("hazards", {"link": "probit"}, "survival", "link is 'probit'; allowed are logistic, complementary-log-log"),
         ("squared", {"level": 1}, "days", "objective-options do not make an objective 'squared'"),
     ],
 )  # fmt: skip

@@ -247,7 +247,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         title[key]: [unless_withheld(row, number(row.get(key))) for row in (*sites.values(), pooled)]
         for key in (first, second)
     }  # fmt: skip
-    if summary.get("posterior"):
+    if summary.get("posterior") or summary.get("analysis"):
         columns = {
             "hospital": columns["hospital"],
             "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
@@ -310,7 +310,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     rows = list(zip(*columns.values(), strict=True))
     for row in rows[:shown]:
         table.add_row(*row)
-    if not summary.get("posterior"):
+    if not (summary.get("posterior") or summary.get("analysis")):
         table.add_section()
         for number_of, row in enumerate(rows[shown:]):
             table.add_row(*row, style="dim" if number_of else "bold")
@@ -341,6 +341,22 @@ def posterior_table(posterior: dict[str, Any]) -> Table:
         figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
         table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
     return table
+
+
+def analysis_tables(analysis: dict[str, Any]) -> list[Table]:
+    """The tables of an analysis as they are shown, with their notes."""
+    shown = []
+    for part in analysis.get("tables", []):
+        table = Table(
+            title=part["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption=part["note"] or None,
+            caption_justify="left",
+        )  # fmt: skip
+        for number_of, heading in enumerate(part["columns"]):
+            table.add_column(heading, justify="right" if number_of else "left", no_wrap=number_of > 0)
+        for row in part["shown"]:
+            table.add_row(*row)
+        shown.append(table)
+    return shown
 
 
 def calibration_sentence(summary: dict[str, Any]) -> str:

@@ -141,10 +141,15 @@ def run(
     """Train one model over several hospitals; without arguments, the embedded default."""
     more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.kept": keep}
     given = options.given() | {key: value for key, value in more.items() if value is not None}
-    screen = console(as_json)
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
-    resolved = RunConfig.build(*_layers(config, sets, given))
+    resolved = RunConfig.build(*layers(config, sets, given))
+    carry_out(resolved, as_json, resume, compare)
+
+
+def carry_out(config: RunConfig, as_json: bool, resume: Path | None = None, compare: bool = False) -> None:
+    """Run what a command asks for, or go on with ``resume``, and print what came of it."""
+    screen = console(as_json)
     with loading():
         from polyclinic.evaluation.report import stand_by
     stand_by()
@@ -156,7 +161,7 @@ def run(
         if resume is not None:
             result = Federation.resume(resume, progress=progress)
         else:
-            result = Federation.from_config(resolved).run(progress=progress, comparison=compare)
+            result = Federation.from_config(config).run(progress=progress, comparison=compare)
     if as_json:
         print_json(result.summary)
     else:
@@ -164,16 +169,29 @@ def run(
         screen.print(f"Report: {result.folder.report}", soft_wrap=True)
     if result.summary["stopped"]:
         raise typer.Exit(BudgetRefused.exit_code)
-    if (posterior := result.summary["posterior"]) and posterior["refused"]:
-        raise PolyclinicError(f"{posterior['refused']} What was spent is in {result.folder.statement_file}.")
+    if refused := _refused(result.summary):
+        raise PolyclinicError(f"{refused} What was spent is in {result.folder.statement_file}.")
+
+
+def _refused(summary: dict[str, Any]) -> str:
+    """Why a posterior or an analysis has no result; empty where it has one."""
+    return next((part["refused"] for key in ("posterior", "analysis") if (part := summary.get(key))), None) or ""
 
 
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.runs.live import calibration_sentence, posterior_table, privacy_sentence, result_table
+    from polyclinic.cli.runs.live import (
+        analysis_tables,
+        calibration_sentence,
+        posterior_table,
+        privacy_sentence,
+        result_table,
+    )
 
     screen.print(result_table(summary, screen))
     if (posterior := summary.get("posterior")) and posterior["finished"]:
         screen.print(posterior_table(posterior))
+    for table in analysis_tables(summary.get("analysis") or {}):
+        screen.print(table)
     if calibration := calibration_sentence(summary):
         screen.print(calibration)
     screen.print(privacy_sentence(summary))
@@ -200,8 +218,8 @@ def show(
         print_json(summary)
     else:
         _print_result(console(), summary)
-        if (posterior := summary.get("posterior")) and posterior["refused"]:
-            console().print(posterior["refused"], style="yellow")
+        if refused := _refused(summary):
+            console().print(refused, style="yellow")
 
 
 @flower.command("run")
@@ -219,7 +237,7 @@ def flower_run(
     """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
     from polyclinic.cli.runs.flower import run_under_flower
 
-    result = run_under_flower(_layers(config, sets, options.given()), app_dir, console(as_json))
+    result = run_under_flower(layers(config, sets, options.given()), app_dir, console(as_json))
     if as_json:
         print_json(result.summary)
     else:
@@ -227,6 +245,6 @@ def flower_run(
         console().print(f"Run folder: {result.path}", soft_wrap=True)
 
 
-def _layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:
+def layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:
     """The keys of a file, of ``-c`` and of flags."""
     return [read_toml(config, "configuration file") if config else {}, assignments(sets), given]

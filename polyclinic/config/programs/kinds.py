@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 #: Sections and keys that not every kind of run reads, and in words what does.
 READ_BY = {
-    "task-options": "a task that another package brings as a program",
+    "task-options": "an analysis, or a task that another package brings as a program",
     "objective": "the task classification",
     "objective-options": "the task classification, whose optimizer is not newton",
     "synthesis": "the task synthesis",

@@ -20,7 +20,7 @@ import pandas as pd
 
 from polyclinic.digests import digest
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import RECORDED_ROLES, Column, Schema
 from polyclinic.ehr.sources.cells import (
     CODES,
     Numbers,
@@ -391,7 +391,7 @@ def _read_as(
         limited = name.removesuffix(BEYOND)
         source = limited if limited in columns and not usual_name(cells, [name]) else name
         own = source if source in cells else usual_name(cells, [source])
-        if column.role not in ("feature", "label") or (column.role == "label" and not own):
+        if column.role not in RECORDED_ROLES or (column.is_label and not own):
             continue
         if not own:
             own = next((other for other in cells if _is_in_another_unit(other, source)), "")

@@ -121,7 +121,7 @@ def _typed_cells(values: pd.Series, column: Column, source: str) -> pd.Series:
         return pd.Series(identifiers(values, source), dtype=object)
     if column.role == "time":
         return pd.Series([cell or None for cell in texts(values)], dtype=object)
-    if column.role == "label" and column.kind in CLASS_KINDS:
+    if column.is_label and column.kind in CLASS_KINDS:
         class_numbers(pd.DataFrame({column.name: values}), column, source)
     if column.kind == "code_set":
         code_sets(values, column, source)

@@ -148,11 +148,9 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
         )
     if origin.separator and column.kind != "code_set":
         return ("separator",), f"only a code set has separators, and the column is of kind {column.kind!r}."
-    if origin.missing is True and (
-        column.role == "label" or identifies or not (column.nullable or column.kind == "code_set")
-    ):
+    if origin.missing is True and (column.is_label or identifies or not (column.nullable or column.kind == "code_set")):
         return ("missing",), "the schema's column is not nullable, so that it cannot be missing."
-    if origin.default is not None and (column.role == "label" or column.role == "patient_id"):
+    if origin.default is not None and (column.is_label or column.role == "patient_id"):
         return ("default",), f"the {column.role} of every row cannot be the same."
     if origin.unit and (origin.factor is not None or origin.offset is not None):
         return ("unit",), "give a unit, or factor and offset, not both."

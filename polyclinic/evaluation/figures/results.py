@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from polyclinic.errors import ConfigError, nearest
+from polyclinic.evaluation.figures.analyses import ANALYSES
 from polyclinic.evaluation.figures.rounds import plot_epsilon, plot_loss, plot_metric
 from polyclinic.evaluation.figures.utility import (
     plot_calibration,
@@ -53,6 +55,11 @@ def _posterior(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figur
     return plot_posterior(posterior["parameters"], ax) if posterior and posterior["finished"] else None
 
 
+def _analysis(name: str, summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
+    numbers = part(part(summary, "analysis"), "numbers").get(name)
+    return ANALYSES[name](numbers, ax) if numbers else None
+
+
 def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
     evaluation, first = _evaluated(summary), headline(summary)[0]
     sites = {name: row[first] for name, row in evaluation.get("sites", {}).items()}
@@ -83,6 +90,7 @@ def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure
 
 #: The figures by section of the report and name.
 SECTIONS: Mapping[str, Mapping[str, Draw]] = {
+    "analysis": {name: partial(_analysis, name) for name in ANALYSES},
     "training": {"posterior": _posterior, "rounds": _rounds, "loss": _loss, "epsilon": _epsilon},
     "utility": {"sites": _sites, "roc": _roc, "pr": _pr, "calibration": _calibration, "decision": _decision},
 }
@@ -124,7 +132,9 @@ def _evaluated(summary: Summary) -> Summary:
 
 
 def _recorded(summary: Summary, rounds: pd.DataFrame, metric: str) -> bool:
-    return not part(summary, "posterior") and bool(_numbers(rounds, metric).notna().any())
+    return not (part(summary, "posterior") or part(summary, "analysis")) and bool(
+        _numbers(rounds, metric).notna().any()
+    )
 
 
 def _numbers(rounds: pd.DataFrame, metric: str) -> pd.Series:

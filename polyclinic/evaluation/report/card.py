@@ -31,7 +31,7 @@ def model_card(run: Run, facts: Mapping[str, Any]) -> list[Section]:
 
     facts: what ``report_context`` gives of the run.
     """
-    if facts["synthesis"] or facts["posterior"] or not (run.schema_file.is_file() and run.config_file.is_file()):
+    if facts["synthesis"] or not facts["scored"] or not (run.schema_file.is_file() and run.config_file.is_file()):
         return []
     summary, schema, config = facts["summary"], run.schema(), run.config()
     versions = run.versions().get("coordinator", {})
@@ -74,16 +74,14 @@ def _data(facts: Mapping[str, Any], config: RunConfig, schema: Schema) -> list[B
         f"The label is {several(_labels(schema))}, the other columns are the model's input.",
         {
             "headings": ["Column", "Kind", "Unit", "Allowed", "May be missing", "Meaning"],
-            "rows": [
-                _column(column) for role in ("label", "feature") for column in schema.columns if column.role == role
-            ],
+            "rows": [_column(column) for column in (*schema.labels, *schema.features)],
         },
         f"Missing cells: {config.data.imputation}. Scaling: {config.data.standardise}.",
     ]
 
 
 def _labels(schema: Schema) -> list[str]:
-    return [column.name for column in schema.columns if column.role == "label"]
+    return [column.name for column in schema.labels]
 
 
 def _column(column: Column) -> list[str]:

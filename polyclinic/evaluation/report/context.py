@@ -77,7 +77,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     if floor := part(summary, "floor"):
         totals.append({"name": "Constant prediction", "patients": "", "scores": [floor for run in runs]})
     cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in scores]
-    judged = not part(summary, "posterior") and macro.get("released") is not False
+    scored = not (part(summary, "posterior") or part(summary, "analysis"))
+    judged = scored and macro.get("released") is not False
     noised = part(part(summary, "private_metrics"), "sites")
     measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in scores)]
     whose = f" of {unit}s trained on" if noised else ""
@@ -121,6 +122,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "comparisons": comparisons,
         "synthesis": _synthesis(part(summary, "synthesis"), pooled),
         "posterior": part(summary, "posterior"),
+        "analysis": part(summary, "analysis"),
+        "scored": scored,
         "judged": judged,
         "private_metrics": _private_metrics(part(summary, "private_metrics"), unit, names),
         "strategy_metrics": _strategy_metrics(summary),
@@ -241,7 +244,9 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
         else "Records stayed at their hospital; updates of the model are what travelled."
     )
     objective, what = part(summary, "objective"), "generator of synthetic patients"
-    if part(summary, "posterior"):
+    if analysis := part(summary, "analysis"):
+        what = f"result of the analysis {analysis['task']}"
+    elif part(summary, "posterior"):
         what = "posterior"
     elif not part(summary, "synthesis"):
         unit = f" ({objective['unit']})" if objective.get("unit") else ""

@@ -52,7 +52,7 @@ class Results:
 
 #: Figures by section and name: as SVG, and those of training as PNG too.
 Drawn = dict[str, dict[str, tuple[str, bytes | None]]]
-_SECTIONS = ("training", "utility", "shapes", "quality", "transfer", "patients")
+_SECTIONS = ("training", "analysis", "utility", "shapes", "quality", "transfer", "patients")
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
@@ -166,6 +166,7 @@ def _render(results: Results, drawn: Callable[[], Drawn], page: Path) -> Path:
         (templates.HOSPITALS, {}),
         (templates.UTILITY, utility(results.summary)),
         (templates.SHAPES, {"importances": _importances(results)}),
+        (templates.ANALYSIS, {}),
         (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
         (QUALITY, quality(results.quality)),

@@ -61,7 +61,7 @@ and the model may reveal its training records. Do not share it as if it were ano
 <dl class="figures">
 {% if posterior %}
 <div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
-{% else %}
+{% elif scored %}
 <div><dt>{{ titles[0] }}, pooled</dt><dd>{{ pooled[scores[0]] | metric }}</dd>
 <small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}
 {%- if floor %}; a constant prediction: {{ floor[scores[0]] | metric }}{% endif %}</small></div>
@@ -74,7 +74,7 @@ and the model may reveal its training records. Do not share it as if it were ano
 <small>{{ "delta " ~ (privacy.delta | delta) ~ ", per " ~ unit ~ (" trained on" if whose else "") if private else
 "for whole hospitals only" if central else "no privacy guarantee" }}</small></div>
 <div><dt>Hospitals</dt><dd>{{ sites | count }}</dd>
-<small>{% if not posterior %}{{ patients_sentence }}, {% endif %}
+<small>{% if scored %}{{ patients_sentence }}, {% endif %}
 {{ rounds | count }} {{ "round" if rounds == 1 else "rounds" }}</small></div>
 </dl>
 """
@@ -91,7 +91,7 @@ HOSPITALS = """{% macro scores_of(rows) %}
 {%- for comparison in comparisons %}<th colspan="2" class="first">{{ comparison.title }}</th>{% endfor -%}
 <th colspan="4" class="first"></th></tr>
 {% endif %}
-<tr><th>Hospital</th>{% if not posterior %}
+<tr><th>Hospital</th>{% if scored %}
 <th class="num">Patients</th><th class="num first">{{ titles[0] }}</th><th class="num">{{ titles[1] }}</th>{% endif %}
 {%- for _ in comparisons %}<th class="num first">{{ titles[0] }}</th><th class="num">{{ titles[1] }}</th>{% endfor -%}
 <th class="num first">Epsilon spent</th><th class="num">Attack TPR at 1 % FPR</th><th class="num">Advantage</th>
@@ -99,7 +99,7 @@ HOSPITALS = """{% macro scores_of(rows) %}
 </thead>
 <tbody>
 {% for hospital in hospitals %}
-<tr><th scope="row">{{ hospital.name }}</th>{% if not posterior %}{{ cell(hospital.patients | count) }}
+<tr><th scope="row">{{ hospital.name }}</th>{% if scored %}{{ cell(hospital.patients | count) }}
 {% if hospital.estimates %}{{ estimated(hospital.estimates[scores[0]], true) }}
 {{ estimated(hospital.estimates[scores[1]]) }}{% else %}{{ scores_of(hospital.scores[:1]) }}{% endif %}{% endif %}
 {{ scores_of(hospital.scores[1:]) }}
@@ -107,7 +107,7 @@ HOSPITALS = """{% macro scores_of(rows) %}
 (hospital.rounds_joined | count) ~ " of " ~ (rounds | count)]) }}</tr>
 {% endfor %}
 </tbody>
-{% if not posterior %}
+{% if scored %}
 <tbody class="totals">
 {% for row in totals %}
 <tr{% if loop.first %} class="pooled"{% endif %}><th scope="row">{{ row.name }}</th>{{ cell(row.patients) }}
@@ -126,7 +126,7 @@ one in four, and at least {{ spread[4] | metric }} at one in ten.</p>
 {% elif hospitals | length < sites %}
 <p>The table shows {{ hospitals | length }} of {{ sites | count }} hospitals; <code>summary.json</code> has all.</p>
 {% endif %}
-{% if not posterior %}
+{% if scored %}
 <p class="small muted">{% if judged %}All measured on held-out patients, who took no part in training.{% endif %}
 {% if has_withheld %}<strong>Not released</strong>: the hospital's policy does not let it leave; exact pooled figures need
 predictions, which a policy allows apart.{% endif %}
@@ -237,6 +237,26 @@ patients, as far as is known; a missing number stands at its centre{% if posteri
 {{ posterior.missing }} filled it{% endif %}.</p>
 {% else %}
 <div class="notice warn"><p><strong>There is no result.</strong> {{ posterior.refused }}</p></div>
+{% endif %}
+{% endif %}
+"""
+
+ANALYSIS = """{% if analysis %}
+<h2>{{ analysis.title }}</h2>
+{% if analysis.refused %}
+<div class="notice warn"><p><strong>There is no result.</strong> {{ analysis.refused }}</p></div>
+{% else %}
+{% for shown in analysis.tables %}
+<h3>{{ shown.title }}</h3>
+{% call table(shown["columns"][:1], shown["columns"][1:]) %}
+{% for row in shown.shown %}<tr><th scope="row">{{ row[0] }}</th>{{ cells(row[1:]) }}</tr>
+{% endfor %}{% endcall %}
+{% if shown.note %}<p class="small muted">{{ shown.note }}</p>{% endif %}
+{% endfor %}
+{{ pictures(figures.analysis) }}
+{% for note in analysis.notes %}<p class="small muted">{{ note }}</p>{% endfor %}
+<p class="small muted">The tables are in <code>tables/</code> as CSV, LaTeX and HTML, all numbers in
+<code>analysis.json</code>.</p>
 {% endif %}
 {% endif %}
 """

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.encoding import column_cells
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.schema import RECORDED_ROLES, Column, Schema
 from polyclinic.ehr.shard import Checked
 from polyclinic.types import Floats, Ints
 
@@ -48,12 +48,12 @@ class Table:
 
 def shown_columns(schema: Schema) -> tuple[Column, ...]:
     """What reviewers see, in the schema's order: features and label; no patient's id, no site, no time."""
-    return tuple(column for column in schema.columns if column.role in ("feature", "label"))
+    return tuple(column for column in schema.columns if column.role in RECORDED_ROLES)
 
 
 def bare(schema: Schema) -> Schema:
     """The schema without what reviewers do not see; the patient's id stays, by which rows belong together."""
-    kept = tuple(column for column in schema.columns if column.role in ("feature", "label", "patient_id"))
+    kept = tuple(column for column in schema.columns if column.role in (*RECORDED_ROLES, "patient_id"))
     return Schema(name=schema.name, columns=kept, unit=schema.unit)
 
 
@@ -83,7 +83,7 @@ def on_grid(records: Checked, schema: Schema, grid: Mapping[str, float]) -> Tabl
 
 
 def _values(records: Checked, schema: Schema, column: Column) -> Floats:
-    if column.role == "label":
+    if column.is_label:
         return records.y.astype(np.float64)[:, None]
     return column_cells(records.x, schema, column.name)
 

@@ -1,4 +1,4 @@
-"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.boosting [--quick] [--datasets NAME ...]``.
+"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.utility.boosting [--quick] [--datasets NAME ...]``.
 
 Ours are federated, with noise of each hospital's own and with shared noise; the peers have all patients in one place: interpret's
 explainable boosting machine with and without differential privacy (Nori et al. 2021), XGBoost and scikit-learn's histogram
@@ -34,7 +34,7 @@ from polyclinic.runs.simulation import SimulatedRecords
 RESULT = ROOT / "benchmarks" / "results" / "boosting.json"
 PARTS = RESULT.with_suffix(".partial.json")
 PAGE = ROOT / "docs" / "boosting.md"
-BEGIN, END = "<!-- benchmarks.boosting: begin -->", "<!-- benchmarks.boosting: end -->"
+BEGIN, END = "<!-- benchmarks.utility.boosting: begin -->", "<!-- benchmarks.utility.boosting: end -->"
 #: Each dataset with its delta, below one over the patients of its largest hospital.
 DATASETS = {"heart-disease": 1e-3, "breast-cancer": 1e-3, "eicu-demo": 1e-4, "ist": 1e-4, "diabetes-130": 1e-5}
 EPSILONS, SPLITS = (1.0, 3.0, 10.0), (1, 2, 3, 4, 5)
@@ -54,7 +54,7 @@ LOSS, AHEAD = 0.01, 3
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done, 2 wrong arguments."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.boosting", description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.utility.boosting", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="heart disease and one split; writes nothing")
     parser.add_argument("--datasets", nargs="*", default=list(DATASETS), choices=list(DATASETS), help="only these")
     given = parser.parse_args(arguments)
@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not given.quick:
                 with PARTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([job, known[key]]) + "\n")
-    result = {"machine": machine(), "command": "python -m benchmarks.boosting", "deltas": DATASETS,
+    result = {"machine": machine(), "command": "python -m benchmarks.utility.boosting", "deltas": DATASETS,
               "rows": rows([(*job, known[json.dumps(job)]) for job in jobs])}  # fmt: skip
     result["goals"] = goals(result["rows"])
     if not given.quick:

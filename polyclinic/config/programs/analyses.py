@@ -17,6 +17,7 @@ ROUNDS: dict[str, int] = {
     "regression": 10,
     "components": 2,
     "clusters": 8,
+    "effect": 8,
 }
 
 

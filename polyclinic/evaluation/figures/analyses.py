@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
 from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
 
@@ -41,4 +42,5 @@ ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "scree": plot_scree,
     "loadings": plot_loadings,
     "centres": plot_centres,
+    "balance": plot_balance,
 }

@@ -7,6 +7,7 @@ BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 ALT = {
     "rounds": f"The main metric (AUROC of classes) on held-out patients {BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
+    "shapes": "Shape functions of the columns that matter most; `RunResult.shapes` has the numbers.",
     "loss": f"Loss on held-out patients {BY_ROUND}",
     "epsilon": f"Epsilon spent {BY_ROUND}",
     "sites": "The main metric (AUROC of classes) at each hospital with 95 % intervals; the numbers are in summary.json.",
@@ -202,6 +203,18 @@ between hospitals. Of fewer than 10 patients nothing is told.</p>
 {% endif %}
 {% endif %}
 {{ pictures(figures.utility) }}
+{% endif %}
+"""
+
+SHAPES = """{% if importances %}
+<h2>Shape functions</h2>
+<p>The model adds up one function for each column; each is 0 on average over patients.</p>
+{{ pictures(figures.shapes) }}
+{% call table(["Column"], ["Importance"], kind="facts") %}
+{% for name, value in importances.items() %}<tr><th scope="row">{{ name }}</th>{{ metric(value) }}</tr>
+{% endfor %}{% endcall %}
+<p class="small muted">Importance: the standard deviation, among training patients, of what a column adds to the output.
+<code>polyclinic predict --contributions</code> writes what each column adds for each patient.</p>
 {% endif %}
 """
 

@@ -31,7 +31,11 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
             axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
             axes.plot([middle], [place], mark, color=colour, markersize=5)
     if ratio:
+        from matplotlib.ticker import FormatStrFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(FormatStrFormatter("%g"))
     label_axes(axes, what)
     return figure
 

@@ -23,6 +23,7 @@ _PLACES = {
     "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
     "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
     "posterior": "analyses.posterior:Posterior",
+    "survival": "analyses.survival:Survival",
 }  # fmt: skip
 
 

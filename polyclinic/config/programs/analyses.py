@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
 
 #: The rounds of each analysis where nothing is given.
-ROUNDS: dict[str, int] = {}
+ROUNDS: dict[str, int] = {
+    "survival": 1,
+}
 
 
 def analysis_kind(given: Mapping[str, Any]) -> Kind:

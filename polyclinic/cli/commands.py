@@ -28,11 +28,17 @@ COMMANDS = {
         "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
+    "regress": "A regression table of all hospitals' patients, under privacy or exact; or each hospital's, and a meta-analysis.",
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
     ),
     "query": "Ask hospitals for one statistic, with noise; each charges its ledger first.",
+    "describe": (
+        "Describe patients in one table, by hospital or group: counts, missing, means, quartiles, standardised differences."
+    ),
+    "components": "Principal components: eigenvalues, explained variance and loadings, and what noise does to them.",
+    "clusters": "k-means: centres in the columns' units, how many patients are nearest to each, and how far they lie from it.",
     "cohort": "Count the rows and patients that each step of a hospital's cohort leaves.",
     "prepare": (
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
@@ -73,7 +79,8 @@ _PLACES = {
     "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
     "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
-    "ledger": "ledger:app", "plugins": "plugin:plugins",
+    "ledger": "ledger:app", "plugins": "plugin:plugins", "components": "analyses.exploration:components",
+    "clusters": "analyses.exploration:clusters",
 }  # fmt: skip
 _PLACES |= {
     name: f"{folder}.{name}:{name}"
@@ -91,8 +98,8 @@ _PLACES |= {
             "reproduce",
             "simulate",
         ),
-        "records": ("query", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("survival",),
+        "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
+        "analyses": ("regress", "survival"),
     }.items()
     for name in names
 }

@@ -10,7 +10,7 @@ noise, so that intervals cover; what the sums say is Gaussian around the maximum
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,10 +23,10 @@ from polyclinic.privacy.accounting import epsilon as spent
 from polyclinic.privacy.sums import clipped_total
 from polyclinic.types import Arrays, Floats, Ints
 
-# Of a vector's squared length, what the record's weight has.
-_WEIGHT = 0.05
-# Rounding does not bring a vector above length 1.
-_MARGIN = 1 - 1e-12
+#: Of a vector's squared length, what the record's weight has.
+WEIGHT = 0.05
+#: Rounding does not bring a vector above length 1.
+MARGIN = 1 - 1e-12
 # A round's score is shortened where it is this many times what is expected, and its information.
 _SCORE, _INFORMATION = 3.0, 3.5
 # Steps of the whole prior at the most, and how far above its noise the information must be.
@@ -34,8 +34,8 @@ _LONGEST, _ABOVE_NOISE = 3.0, 1.5
 # The same before the first round, when the coordinates are still to be found by sums as noisy: beyond it more than one run in
 # five came to nothing (logistic models of 2 to 14 parameters), and soon all.
 _HOPEFUL = 3.2
-# Less weight than this left to records, or rounds further apart (squared, by dimension) than this, is no result.
-_LEAST_KEPT, _FAR = 0.8, 9.0
+# Rounds further apart (squared, by dimension) than this are no result.
+_FAR = 9.0
 _COVERED = 1.959964
 
 
@@ -82,6 +82,8 @@ class GaussNewton:
     scale: Floats
     rounds: int = 8
     name: str = field(default="gauss-newton", init=False)
+    #: Less weight than this left to records is no result.
+    least_kept: ClassVar[float] = 0.8
 
     def __post_init__(self) -> None:
         k = len(self.likelihood.names)
@@ -143,16 +145,15 @@ class GaussNewton:
         block[~found] = 0.0
         with np.errstate(over="ignore"):
             kept = 1 / np.maximum(1.0, np.linalg.norm(block, axis=1))
-        vectors = np.concatenate(
-            [np.sqrt(1 - _WEIGHT) * kept[:, None] * block, np.sqrt(_WEIGHT) * kept[:, None]], axis=1
-        )
+        vectors = np.concatenate([np.sqrt(1 - WEIGHT) * kept[:, None] * block, np.sqrt(WEIGHT) * kept[:, None]], axis=1)
         vectors[~found] = 0.0
-        return vectors * _MARGIN
+        return vectors * MARGIN
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (width,) noisy sum by the number of patients; noise: standard deviation in each entry."""
         basis, estimate, patients = state["basis"], state["estimate"], float(state["patients"][0])
-        score, information, kept = self._read(mean)
+        bound = self._score_bound(state)
+        score, information, kept = self._read(mean, bound)
         spread = self._noise_of_information(noise)
         prior = basis.T @ np.diag(1 / (patients * self.scale**2)) @ basis
         pull = -basis.T @ ((estimate - self.start) / (patients * self.scale**2))
@@ -168,7 +169,7 @@ class GaussNewton:
         if round <= self.rounds // 2:
             return found
         back = np.linalg.inv(basis)
-        error = max(noise * self._score / np.sqrt(1 - _WEIGHT), 1e-9)
+        error = max(noise * bound / np.sqrt(1 - WEIGHT), 1e-9)
         new = {
             "reached": estimate + basis @ inverse @ score,
             "weight": back.T @ information @ information @ back / error**2,
@@ -193,7 +194,7 @@ class GaussNewton:
         estimate = by_noise @ np.einsum("rij,rj->i", weights, state["reached"])
         kept, away = float(state["kept"][0]), state["reached"] - estimate
         allowed = np.linalg.inv(information) + len(weights) * by_noise
-        if kept < _LEAST_KEPT or np.einsum("ri,ij,rj->r", away, np.linalg.inv(allowed), away).max() > _FAR * len(
+        if kept < self.least_kept or np.einsum("ri,ij,rj->r", away, np.linalg.inv(allowed), away).max() > _FAR * len(
             away[0]
         ):
             raise DataError(
@@ -207,6 +208,10 @@ class GaussNewton:
         plain = np.linalg.inv(information + prior).astype(np.float64)
         return Released(Gaussian(mean, covariance), Gaussian(mean, plain), kept)
 
+    def _score_bound(self, state: Arrays) -> float:
+        """Scores are shortened to it."""
+        return self._score
+
     @property
     def _score(self) -> float:
         return _SCORE * float(np.sqrt(len(self.start)))
@@ -217,15 +222,15 @@ class GaussNewton:
 
     def _noise_of_information(self, noise: float) -> float:
         """About the largest eigenvalue of the noise in a round's information."""
-        return float(np.sqrt(2 * len(self.start)) * noise * self._information / np.sqrt(1 - _WEIGHT))
+        return float(np.sqrt(2 * len(self.start)) * noise * self._information / np.sqrt(1 - WEIGHT))
 
-    def _read(self, mean: Floats) -> tuple[Floats, Floats, float]:
+    def _read(self, mean: Floats, bound: float) -> tuple[Floats, Floats, float]:
         k = len(self.start)
-        block, kept = mean[:-1] / np.sqrt(1 - _WEIGHT), float(mean[-1] / np.sqrt(_WEIGHT))
+        block, kept = mean[:-1] / np.sqrt(1 - WEIGHT), float(mean[-1] / np.sqrt(WEIGHT))
         upper = np.triu_indices(k)
         information = np.zeros((k, k))
         information[upper] = block[k:] * self._information / np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
-        return block[:k] * self._score, information + np.triu(information, 1).T, min(max(kept, 0.0), 1.0)
+        return block[:k] * bound, information + np.triu(information, 1).T, min(max(kept, 0.0), 1.0)
 
 
 def private_posterior(

@@ -22,7 +22,8 @@ __all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs",
 _PLACES = {
     "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
     "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
-    "posterior": "analyses.posterior:Posterior",
+    "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
+    "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
     "survival": "analyses.survival:Survival",
 }  # fmt: skip
 

@@ -5,14 +5,43 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
+from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
 from polyclinic.evaluation.figures.survival import plot_survival
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+
+def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
+    """A forest plot: estimates with 95 % intervals, ratios on a logarithmic axis; a diamond is pooled of hospitals above it."""
+    from numpy import exp
+
+    rows, ratio = numbers["rows"], numbers["ratio"]
+    scale: Callable[[float], float] = (lambda value: float(exp(value))) if ratio else float
+    what = ratio or "Coefficient"
+    figure, axes = panel(f"{what}s", "With intervals of 95 %", ax, height=1.2 + 0.26 * len(rows))
+    name_rows(axes, [row["label"] if row["kind"] in ("heading", "term") else f"   {row['label']}" for row in rows], 40)
+    axes.axvline(scale(0.0), color=FAINT, linewidth=1.0)
+    for place, row in enumerate(rows):
+        if row["kind"] != "heading":
+            low, middle, high = (scale(row[key]) for key in ("low", "estimate", "high"))
+            colour, mark = (PALETTE[1], "D") if row["kind"] == "pooled" else (PALETTE[0], "s")
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
+            axes.plot([middle], [place], mark, color=colour, markersize=5)
+    if ratio:
+        axes.set_xscale("log")
+    label_axes(axes, what)
+    return figure
+
+
 #: By name, a function of the numbers and of axes, which are None for a figure of its own (``canvas.panel``).
 ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
+    "forest": plot_forest,
+    "scree": plot_scree,
+    "loadings": plot_loadings,
+    "centres": plot_centres,
     "survival": plot_survival,
     "survival-hospitals": plot_survival,
 }

@@ -17,7 +17,8 @@ from polyclinic.ehr.partition import partition_rows
 
 PAGES = Path(__file__).resolve().parents[3] / "docs" / "datasets"
 PAGE_OF = {"heart-disease-920": "heart-disease", "ist-death-14": "ist", "ist-survival": "ist",
-           "diabetes-130-first": "diabetes-130", "diabetes-130-all": "diabetes-130", "mimic-demo-vitals": "mimic-demo"}  # fmt: skip
+           "diabetes-130-first": "diabetes-130", "diabetes-130-all": "diabetes-130",
+           "mimic-demo-vitals": "mimic-demo"}  # fmt: skip
 DATASETS = list(builtin().values())
 IDS = [dataset.name for dataset in DATASETS]
 

@@ -1,0 +1,264 @@
+"""Regression tables over hospitals' patients: pooled, robust by hospital, or each hospital's own and their meta-analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.inference.bounded_newton import PRIOR
+from polyclinic.inference.families import FAMILIES
+from polyclinic.inference.meta import MetaAnalysis, meta_analysis
+from polyclinic.programs.analyses import Analysis, Cell, Result, Table
+from polyclinic.programs.program import Collected, State
+from polyclinic.programs.sums import SumsHalf
+from polyclinic.synthesis.layout import Layout
+from polyclinic.training.regression.exact import ExactRegression, Fit, RegressionTask
+from polyclinic.training.regression.formula import design_of
+from polyclinic.training.regression.private import PrivateRegression
+from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.types import Arrays
+
+Method = ExactRegression | PrivateRegression
+Row = dict[str, Cell]
+_NO_EFFECTS = ("Intercept", "dispersion")
+_ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
+_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
+
+
+@dataclass(frozen=True)
+class Regression(Analysis):
+    """A regression of ``formula``, as ``died ~ age + C(region)``.
+
+    family: linear, logistic, poisson or negative-binomial. errors: classic, or robust by hospital. meta: none fits all hospitals'
+    records together; reml and dl fit each hospital by itself and combine the coefficients. least: without privacy, a hospital
+    takes no part where a column of the design rests on fewer of its patients, and on some.
+    """
+
+    formula: str = ""
+    family: str = "linear"
+    errors: str = "classic"
+    meta: str = "none"
+    least: int = 5
+
+    def __post_init__(self) -> None:
+        for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
+        if type(self.least) is not int or self.least < 1:
+            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from 1 on")
+        if not isinstance(self.formula, str) or not self.formula.strip():
+            raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
+        if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):
+            raise ValueError(
+                "errors robust goes with exact sums of all hospitals; take errors classic with privacy or meta"
+            )
+        if (self.errors == "robust" or self.meta != "none") and self.config.secure.aggregation:
+            raise ValueError(
+                "errors robust and meta need each hospital's sum, but secure.aggregation opens their total alone; set "
+                "secure.aggregation to false, or take errors classic and meta none"
+            )
+
+    def method(self, schema: Schema) -> Method:
+        return _method(self, schema)
+
+    def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> RegressionTask:
+        task = RegressionTask(self.method(schema), name=self.config.task)
+        return task if question is None else task.asked(question)
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> RegressionHalf:
+        return RegressionHalf(self.method(schema), self.classes(schema, classes), self.meta != "none")
+
+    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
+        """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
+        method = self.method(schema)
+        if isinstance(method, PrivateRegression):
+            method.newton.check_noise(noise_multiplier / fewest if self.meta != "none" else noise)
+            super().check_noise(schema, noise_multiplier, noise, fewest)
+
+    def result(self, method: Method, state: State) -> Result:
+        title, ratio, notes = f"{self.family} regression: {self.formula}", FAMILIES[self.family].ratio, list[str]()
+        if self.meta != "none":
+            title = f"Meta-analysis of each hospital's {title}"
+            tables, forest = self._combined(method, state, notes)
+        else:
+            scores = np.array([part["score"] for part in state["each"].values()])
+            if self.errors == "robust" and len(scores) < 2:
+                raise DataError("standard errors that are robust by hospital need two hospitals or more.")
+            exact = isinstance(method, ExactRegression) and self.errors == "robust"
+            fit = method.fit(state["arrays"], scores) if exact else method.fit(state["arrays"])  # type: ignore[call-arg]
+            rows = _coefficients(self.family, fit, self.errors == "robust")
+            shown = {name: row for name, row in rows.items() if name not in _NO_EFFECTS and row["Estimate"] is not None}
+            forest = [_bar(name, row) for name, row in shown.items()]
+            ratios: dict[Any, Row] = {
+                bar["label"]: {ratio: np.exp(bar["estimate"]), "Low": np.exp(bar["low"]), "High": np.exp(bar["high"])}
+                for bar in forest if ratio
+            }  # fmt: skip
+            tables = [_table("coefficients", "Coefficients", rows), _of_fit(self.family, fit)]
+            tables[1:1] = [_table("ratios", f"{ratio}s", ratios)] if ratios else []
+            if absent := [name for name, row in rows.items() if row["Estimate"] is None]:
+                notes.append(f"No record has {', '.join(absent)}: there is no estimate.")
+        if isinstance(method, PrivateRegression):
+            notes += [
+                "Intervals count the noise of privacy; Noise says how many times it made a standard error larger. Coefficients "
+                f"of columns in public standard deviations have a normal prior of mean 0 and deviation {PRIOR:g}.",
+                "A patient's rows count as one, by their mean, so that intervals of several rows are rather too wide.",
+            ]
+        else:
+            few = f"A hospital takes no part where a term rests on some of its patients, fewer than {self.least}."
+            notes.append(f"Sums are exact. {few}")
+        return Result(
+            title, tuple(tables), {"forest": {"rows": forest, "ratio": ratio}} if forest else {}, tuple(notes)
+        )
+
+    def _combined(self, method: Method, state: State, notes: list[str]) -> tuple[list[Table], list[dict[str, Any]]]:
+        """Tables of the meta-analysis of hospitals' own fits, and the forest plot's lines. ``notes`` say who is left out."""
+        fits: dict[str, dict[str, Row]] = {}
+        for node in sorted(state["each"], key=int):
+            try:
+                fits[node] = _coefficients(self.family, method.fit(state["each"][node]), False)
+            except DataError as error:
+                notes.append(f"Hospital {node} is left out: {error}")
+        pooled, spread, each, forest = dict[Any, Row](), dict[Any, Row](), dict[Any, Row](), list[dict[str, Any]]()
+        for term in next(iter(fits.values()), {}):
+            own = {name: rows[term] for name, rows in fits.items() if rows[term]["Estimate"] is not None}
+            each |= {(term, name): Row(Hospital=name) | row for name, row in own.items()}
+            if len(own) < 2:
+                notes.append(f"Fewer than two hospitals have an estimate of {term}, which is not combined.")
+                continue
+            estimates, errors = (
+                np.array([row[key] for row in own.values()], float) for key in ("Estimate", "Std. error")
+            )
+            found = meta_analysis(estimates, errors, "dl" if self.meta == "dl" else "reml", level=_LEVEL)
+            pooled[term], spread[term] = _of_meta(found)
+            if term not in _NO_EFFECTS:
+                random = {"Estimate": found.random.estimate, "Low": found.random.low, "High": found.random.high}
+                forest += [
+                    {"label": term, "kind": "heading"},
+                    *(_bar(f"Hospital {name}", row, "hospital") for name, row in own.items()),
+                ]
+                forest.append(_bar("Random effects", random, "pooled"))
+        if not pooled:
+            raise DataError(" ".join(["nothing can be combined.", *notes]))
+        notes.append("Hospitals are numbered as in the run's table of hospitals.")
+        by = {"reml": "REML", "dl": "DerSimonian and Laird"}[self.meta]
+        return [
+            _table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
+            _table("heterogeneity", "One effect, and how hospitals differ", spread), _table("hospitals", "Each hospital", each),
+        ], forest  # fmt: skip
+
+
+@lru_cache(maxsize=16)
+def _method(program: Regression, schema: Schema) -> Method:
+    config, family, layout = program.config, FAMILIES[program.family], Layout.of(schema, label_may_be_number=True)
+    design = design_of(program.formula, layout)
+    outcome, two = design.outcome, len(design.outcome.parts) == 2 and design.outcome.categories
+    if len(outcome.parts) > 1 and not two:
+        raise ConfigError(f"The outcome {outcome.text!r} must be a number, or have two categories.")
+    if program.family == "logistic" and not (two or outcome.source.column.kind == "binary"):
+        raise ConfigError(f"The outcome {outcome.text!r} is a number; the family logistic takes one that is 0 or 1.")
+    if family.counts and outcome.values(outcome.source.grid).min() < 0:
+        raise ConfigError(
+            f"The outcome {outcome.text!r} may be below 0, which the family {program.family} does not take."
+        )
+    apart = program.meta != "none"
+    if config.privacy.dp:
+        return PrivateRegression.of(design, family, layout, config.rounds, apart)
+    separate = apart or program.errors == "robust"
+    return ExactRegression(design, family, layout, config.rounds, program.least, config.secure.aggregation, separate)
+
+
+@dataclass(frozen=True, eq=False)
+class RegressionHalf(SumsHalf):
+    """Also adds up sums of hospitals that are told apart, or of ``alone`` asks each hospital at its own estimate.
+
+    The state has in ``each`` by node a hospital's ``score``, or of ``alone`` what the method made of its sums.
+    """
+
+    alone: bool = False
+
+    def question(self, number: int, state: State) -> Arrays:
+        if not (self.alone and state["each"]):
+            return super().question(number, state)
+        nodes = range(1, max(map(int, state["each"])) + 1)
+        asked = [self.method.question(number, state["each"].get(str(node), state["arrays"])) for node in nodes]
+        return {ROUND: np.array([number])} | {name: np.concatenate([one[name] for one in asked]) for name in asked[0]}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        if not self.separate:
+            return super().absorb(number, state, sent, collected)
+        sums = {node: (reply.arrays[SUM].astype(np.float64), reply) for node, reply in collected.replies.items()}
+        after = {**state, "rounds": number, "patients": collected.patients}
+        if self.alone:
+            begun = {node: state["each"].get(node, state["arrays"]) for node in sums}
+            return after | {"each": state["each"] | {
+                node: self.method.absorb(number, begun[node] | {"patients": np.array([reply.weight])}, own, reply.noise)
+                for node, (own, reply) in sums.items()
+            }}, {}  # fmt: skip
+        totals = {node: own * reply.weight for node, (own, reply) in sums.items()}
+        people = sum(reply.weight for _, reply in sums.values())
+        arrays = state["arrays"] | {"patients": np.array([people])}
+        arrays = self.method.absorb(number, arrays, np.sum(list(totals.values()), axis=0) / people, 0.0)
+        k = len(arrays["estimate"])
+        return after | {
+            "arrays": arrays,
+            "each": {node: {"score": total[3 : 3 + k]} for node, total in totals.items()},
+        }, {}
+
+
+def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
+    """By term, a row of the table."""
+    by_t = family == "linear" and fit.noise is None and not robust
+    law = stats.t(fit.rows - int(np.isfinite(fit.estimates).sum())) if by_t else stats.norm()
+    rows: dict[str, Row] = {}
+    for at, name in enumerate(fit.names):
+        estimate, error = float(fit.estimates[at]), float(np.sqrt(fit.covariance[at, at]))
+        half = float(law.ppf((1 + _LEVEL) / 2)) * error
+        row = {"Estimate": estimate, "Std. error": error, "Low": estimate - half, "High": estimate + half}
+        row["p"] = float(2 * law.sf(abs(estimate / error)))
+        row |= {} if fit.noise is None else {"Noise": float(fit.noise[at])}
+        rows[name] = {key: value if np.isfinite(value) else None for key, value in row.items()}
+    return rows
+
+
+def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
+    """rows: By term, or by term and hospital."""
+    columns = tuple(next(iter(rows.values())))
+    formats = {column: _FORMATS.get(column, ".4g") for column in columns if column != "Hospital"}
+    cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
+    return Table(
+        name, title, ("Term", *columns), cells, formats, f"Low and High are the ends of intervals of {_LEVEL:.0%}."
+    )
+
+
+def _of_fit(family: str, fit: Fit) -> Table:
+    counts = {"Rows": fit.rows, "Rows left out, with something missing": fit.left_out, "Patients": fit.patients}
+    rows: list[tuple[Cell, ...]] = [(name, str(count)) for name, count in counts.items()]
+    if family == "linear":
+        rows.append(("Residual standard deviation", fit.deviation))
+    if np.isfinite(fit.loglik):
+        aic = 2.0 * np.isfinite(fit.estimates).sum() - 2 * fit.loglik
+        rows += [("Log likelihood", fit.loglik), ("AIC", float(aic))]
+    return Table("fit", "The fit", ("Of the fit", "Value"), tuple(rows), {"Value": ".6g"})
+
+
+def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
+    (low, high), fixed, random = found.prediction or (None, None), found.fixed, found.random
+    return {
+        "Hospitals": found.hospitals, "Random effects": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
+        "Next low": low, "Next high": high,
+    }, {
+        "Fixed effect": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
+        "I²": found.i2,
+    }  # fmt: skip
+
+
+def _bar(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
+    """A line of the forest plot."""
+    return {"label": label, "kind": kind, "estimate": row["Estimate"], "low": row["Low"], "high": row["High"]}

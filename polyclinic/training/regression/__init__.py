@@ -1,0 +1,1 @@
+"""Regressions by sums over patients: a formula and its design by the public schema, exact sums, and private ones."""

@@ -1,0 +1,173 @@
+"""Regression tables through the whole federation: exact, robust, combined, secret and private ones, and what is refused."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import Dataset
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.errors import ConfigError
+from polyclinic.federation import Federation
+from tests.inference.records import SCHEMA, records
+
+FORMULA = "died ~ age + sex + C(region)"
+HOSPITALS = ("a", "b", "c", "d")
+
+
+def __getattr__(name: str) -> Dataset:
+    """``made_up``: four hospitals of the tests' records; ``few``: of which the last has two patients of the west."""
+    if name not in ("made_up", "few"):
+        raise AttributeError(name)
+    columns = [column for column in SCHEMA.columns if column.name not in ("ward", "grade")]
+    schema = Schema(
+        name=name, columns=(
+            Column(name="patient", kind="integer", role="patient_id"),
+            Column(name="hospital", kind="categorical", role="site", categories=HOSPITALS), *columns,
+        ),
+    )  # fmt: skip
+    return Dataset(
+        name=name, title="Made up", description="Made up.", schema=schema, licence="Apache-2.0", citation="none", patients=1500,
+        rows=1500, default_sites=4, default_partitioner="natural", load=lambda: table(name == "few"), available=lambda: True,
+        natural_sites=HOSPITALS, simulated=True,
+    )  # fmt: skip
+
+
+def table(few: bool = False) -> pd.DataFrame:
+    found = records()
+    found = found.assign(hospital=np.array(HOSPITALS, object)[found["hospital"]], patient=np.arange(len(found)))
+    if few:
+        west = found.index[(found["hospital"] == "d") & (found["region"] == "west")]
+        found = found.drop(index=west[2:])
+    return found
+
+
+def run(out: Path, data: str = "made_up", keys: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
+    given = {"formula": FORMULA, "family": "logistic", **options}
+    config = RunConfig.build(
+        {"dataset": f"{__name__}:{data}", "task": "regression", "task-options": given, "privacy.dp": False, "out": str(out)}
+        | dict(keys or {})
+    )  # fmt: skip
+    return dict(Federation.from_config(config).run().summary["analysis"])
+
+
+def column(analysis: Mapping[str, Any], name: str, heading: str) -> dict[str, Any]:
+    found = next(part for part in analysis["tables"] if part["name"] == name)
+    at = found["columns"].index(heading)
+    return {row[0]: row[at] for row in found["rows"]}
+
+
+def pooled(**fit: Any) -> Any:
+    import statsmodels.formula.api as smf
+
+    used = table().dropna(subset=["age", "region"]).astype({"age": float})
+    if fit:
+        fit["cov_kwds"] = {"groups": pd.factorize(used["hospital"])[0]}
+    return smf.logit(FORMULA, used).fit(method="newton", tol=1e-14, disp=False, **fit)
+
+
+def test_a_run_is_what_statsmodels_has_of_pooled_records(tmp_path: Path) -> None:
+    found, expected = run(tmp_path), pooled()
+    assert not found["refused"]
+    assert column(found, "coefficients", "Estimate") == pytest.approx(dict(expected.params), rel=1e-6)
+    assert column(found, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
+    assert column(found, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-5)
+    low, high = (dict(expected.conf_int()[at]) for at in (0, 1))
+    assert column(found, "coefficients", "Low") == pytest.approx(low, rel=1e-6)
+    assert column(found, "coefficients", "High") == pytest.approx(high, rel=1e-6)
+    assert column(found, "ratios", "Odds ratio")["age"] == pytest.approx(np.exp(expected.params["age"]), rel=1e-6)
+    fit = column(found, "fit", "Value")
+    assert fit["AIC"] == pytest.approx(expected.aic, rel=1e-8) and fit["Rows"] == str(int(expected.nobs))
+    (folder,) = tmp_path.iterdir()
+    csv = pd.read_csv(folder / "tables" / "coefficients.csv", index_col=0)
+    assert dict(csv["Estimate"]) == pytest.approx(dict(expected.params), rel=1e-6)
+    assert "forest" in (folder / "report.html").read_text() or list(folder.rglob("forest*"))
+    assert json.loads((folder / "analysis.json").read_text())["task"] == "regression"
+
+
+@pytest.mark.slow
+def test_standard_errors_are_robust_by_hospital(tmp_path: Path) -> None:
+    found, expected = run(tmp_path, errors="robust"), pooled(cov_type="cluster")
+    assert column(found, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
+    assert column(found, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-4)
+
+
+@pytest.mark.slow
+def test_each_hospital_by_itself_and_all_together(tmp_path: Path) -> None:
+    import statsmodels.formula.api as smf
+
+    from polyclinic.inference.meta import meta_analysis
+
+    found = run(tmp_path, meta="reml")
+    used, own = table().dropna(subset=["age", "region"]).astype({"age": float}), []
+    for _, part in used.groupby("hospital"):
+        fit = smf.logit(FORMULA, part).fit(method="newton", tol=1e-14, disp=False)
+        own.append((fit.params["age"], fit.bse["age"]))
+    rows = next(part for part in found["tables"] if part["name"] == "hospitals")["rows"]
+    assert [row[2:4] for row in rows if row[0] == "age"] == [pytest.approx(pair, rel=1e-6) for pair in own]
+    estimates, errors = np.array(own).T
+    expected = meta_analysis(estimates, errors)
+    assert column(found, "pooled", "Random effects")["age"] == pytest.approx(expected.random.estimate, rel=1e-6)
+    assert column(found, "heterogeneity", "τ²")["age"] == pytest.approx(expected.tau2, rel=1e-5, abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["logistic", "poisson"])
+def test_a_secret_sum_gives_nearly_the_same(tmp_path: Path, family: str) -> None:
+    formula = {"logistic": FORMULA, "poisson": "visits ~ age + sex"}[family]
+    plain = run(tmp_path / "plain", family=family, formula=formula)
+    secret = run(tmp_path / "secret", family=family, formula=formula, keys={"secure.aggregation": True})
+    for heading, close in (("Estimate", 0.01), ("Std. error", 1e-3)):
+        one, other = (column(analysis, "coefficients", heading) for analysis in (plain, secret))
+        errors = column(plain, "coefficients", "Std. error")
+        assert all(abs(one[term] - other[term]) < close * errors[term] for term in one)
+
+
+@pytest.mark.slow
+def test_a_hospital_with_few_patients_of_a_term_drops_out_and_the_others_go_on(tmp_path: Path) -> None:
+    found = run(tmp_path, "few")
+    whole = len(table().dropna(subset=["age", "region"]).query("hospital != 'd'"))
+    assert column(found, "fit", "Value")["Rows"] == str(whole)
+    (folder,) = tmp_path.iterdir()
+    assert "'C(region)[T.west]' rests on fewer than 5" in (folder / "report.html").read_text().replace("&#39;", "'")
+    assert column(run(tmp_path / "least", "few", least=2), "fit", "Value")["Rows"] == str(whole + int(
+        table(few=True).dropna(subset=["age", "region"]).query("hospital == 'd'").shape[0]
+    ))  # fmt: skip
+
+
+@pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own", "shared"])
+def test_with_noise_intervals_count_it(tmp_path: Path, shared: bool) -> None:
+    keys = {"privacy.dp": True, "privacy.epsilon": 8.0, "privacy.delta": 1e-4}
+    keys |= {"secure.aggregation": True, "secure.shared-noise": True} if shared else {}
+    found, expected = run(tmp_path, keys=keys), pooled()
+    assert not found["refused"], found["refused"]
+    estimates, errors = (column(found, "coefficients", heading) for heading in ("Estimate", "Std. error"))
+    assert all(abs(estimates[term] - expected.params[term]) < 4 * errors[term] for term in estimates)
+    assert all(1 <= noise < 1.5 for noise in column(found, "coefficients", "Noise").values())
+    assert all(errors[term] > 0.95 * expected.bse[term] for term in errors)
+
+
+@pytest.mark.parametrize(("options", "keys", "said"), [
+    ({"family": "gamma"}, {}, "family is 'gamma'; allowed are linear"),
+    ({"formula": ""}, {}, "formula is ''"),
+    ({"formula": "died ~ center(age)"}, {}, "not allowed"),
+    ({"formula": "died ~ region:smoker"}, {}, "Did you mean 'smokes'"),
+    ({"formula": "region ~ age"}, {}, "must be a number, or have two categories"),
+    ({"formula": "visits ~ age"}, {}, "family logistic takes one that is 0 or 1"),
+    ({"formula": "stay ~ age", "family": "poisson"}, {}, "may be below 0"),
+    ({"least": 0}, {}, "least is 0"),
+    ({"errors": "robust"}, {"secure.aggregation": True}, "each hospital's sum"),
+    ({"meta": "dl"}, {"secure.aggregation": True}, "each hospital's sum"),
+    ({"errors": "robust"}, {"privacy.dp": True}, "errors robust goes with exact sums"),
+    ({"formula": "visits ~ age", "family": "negative-binomial"}, {"privacy.dp": True}, "no private fit"),
+    ({"robust": True}, {}, "names 'robust'; the task 'regression' takes formula"),
+    ({}, {"privacy.dp": True, "privacy.epsilon": 0.1}, "budget is too small"),
+])  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_sentence(tmp_path: Path, options: Any, keys: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        run(tmp_path, keys=keys, **options)

@@ -20,7 +20,7 @@ from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
 from polyclinic.training.auditing.audit import noise, sensitivity
-from polyclinic.training.survival import SurvivalCounts
+from polyclinic.training.survival.counts import SurvivalCounts
 from tests.conftest import ROOT
 from tests.programs.survival_cohorts import cohort, records
 

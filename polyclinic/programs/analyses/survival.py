@@ -14,7 +14,7 @@ from polyclinic.inference.survival import Curve, LogRank, log_rank, survival_cur
 from polyclinic.objectives.objective import made_up_labels
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
-from polyclinic.training.survival import Cells, Outcome, SurvivalCounts, grid_of
+from polyclinic.training.survival.counts import Cells, Outcome, SurvivalCounts, grid_of
 from polyclinic.types import Floats
 
 if TYPE_CHECKING:

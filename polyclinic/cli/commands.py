@@ -44,6 +44,7 @@ COMMANDS = {
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
+    "effect": "Estimate the average effect of a treatment, with its balance and an interval that counts the noise.",
     "quality": (
         "Judge a run's synthetic patients beside held-out real ones: "
         "columns, correlations, courses, codes, rules, what they teach."
@@ -99,7 +100,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress", "survival"),
+        "analyses": ("regress", "effect", "survival"),
     }.items()
     for name in names
 }

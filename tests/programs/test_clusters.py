@@ -138,5 +138,5 @@ def test_centres_of_another_shape_are_refused() -> None:
     method = Clusters(CONFIG, 3, "age, sbp, dbp", "public").method(SCHEMA)
     asked = method.question(1, {}) | {"centres": np.zeros((4, 3))}
     z = method.layout.rows(blobs(5), np.zeros(5, dtype=np.int64))
-    with pytest.raises(ConfigError, match="'centres' must be float64 of shape"):
+    with pytest.raises(ConfigError, match="'centres' must be 3 times 3 numbers"):
         method.contributions(1, asked, z, np.arange(5), 5)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
 from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
 from polyclinic.evaluation.figures.survival import plot_survival
@@ -31,7 +32,11 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
             axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
             axes.plot([middle], [place], mark, color=colour, markersize=5)
     if ratio:
+        from matplotlib.ticker import FormatStrFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(FormatStrFormatter("%g"))
     label_axes(axes, what)
     return figure
 
@@ -42,6 +47,7 @@ ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "scree": plot_scree,
     "loadings": plot_loadings,
     "centres": plot_centres,
+    "balance": plot_balance,
     "survival": plot_survival,
     "survival-hospitals": plot_survival,
 }

@@ -64,14 +64,37 @@ class Numbers:
     def names(self) -> list[str]:
         return [self.layout.names[place] for place in self.places]
 
-    @property
-    def reach(self) -> float:
-        """The length of a row that lies one public spread out in each number; longer ones weigh less where there is noise."""
-        return float(len(self.places) ** 0.5)
-
     def present(self, z: Floats) -> Bools:
         """(n, d) which numbers of each row are there."""
         return np.asarray((self.absent < 0) | (z[:, self.absent] < 0.5))
+
+    def asked(self, state: Arrays) -> Arrays:
+        """The (d,) ``middle`` and ``spread`` of the scale that a question is in: what ``measured`` made, or the schema's."""
+        begun = {"middle": np.zeros(len(self.places)), "spread": np.ones(len(self.places))}
+        return {name: state.get(name, first) for name, first in begun.items()}
+
+    def scaled(self, z: Floats, question: Arrays) -> Floats:
+        """(n, d) the numbers in the question's scale. Raises ConfigError for a scale that is none."""
+        for name, value in self.asked({}).items():
+            given = question.get(name, np.zeros(0))
+            if given.shape != value.shape or (name == "spread" and not (given > 0).all()):
+                raise ConfigError(f"The question's {name!r} must be {len(value)} numbers, spreads positive ones.")
+        scaled: Floats = (z[:, self.places] - question["middle"]) / question["spread"]
+        return scaled
+
+    def moments(self, z: Floats) -> Floats:
+        """(n, 3 d) of each number that it is there, it and its square, of length 1 one public spread out in each."""
+        x, there = z[:, self.places], self.present(z)
+        return np.concatenate([there, there * x, there * x**2], axis=1) / float((3 * len(self.places)) ** 0.5)
+
+    def measured(self, mean: Floats, noise: float) -> Arrays:
+        """Each number's mean and standard deviation (of divisor n), the public ones where noise hides that it is there."""
+        times = (3 * len(self.places)) ** 0.5
+        (there, total, square), error = mean.reshape(3, -1) * times, 2 * noise * times
+        number = np.where(there > error, there, np.nan)
+        middle = np.nan_to_num(total / number)
+        variance = np.maximum(square / number - middle**2, np.maximum(error / number, 1e-6))
+        return {"middle": middle, "spread": np.sqrt(np.nan_to_num(variance, nan=1.0))}
 
     def scales(self) -> list[dict[str, Any]]:
         """Each number's ``centre``, ``scale`` and ``unit``, by which the schema's scale stands for cells."""
@@ -80,29 +103,43 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """``synthesis.sums.SumsMethod`` of the numbers' products, over rows of which no number is missing."""
+    """``synthesis.sums.SumsMethod`` of the numbers' products, over rows of which no number is missing.
+
+    measures: Whether a first sum is of the numbers and their squares, by which they are scaled.
+    """
 
     numbers: Numbers
+    measures: bool
     name: str = "components"
-    rounds: int = 1
+
+    @property
+    def rounds(self) -> int:
+        return 1 + self.measures
 
     @property
     def layout(self) -> Layout:
         return self.numbers.layout
 
+    @property
+    def reach(self) -> float:
+        """Rows that are longer, in the question's scale, weigh less where there is noise."""
+        return float((2 * len(self.numbers.places)) ** 0.5)
+
     def question(self, round: int, state: Arrays) -> Arrays:
-        """Nothing: what is asked for is public."""
-        return {}
+        """The scale of the products; nothing in a round that measures it."""
+        return self.numbers.asked(state) if round == self.rounds else {}
 
     def size(self, round: int, question: Arrays) -> int:
-        """One, the numbers, and the upper triangle of their products."""
+        """Three for each number in a round that measures; else one, the numbers, and the upper triangle of their products."""
         d = len(self.numbers.places)
-        return 1 + d + d * (d + 1) // 2
+        return 1 + d + d * (d + 1) // 2 if round == self.rounds else 3 * d
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) means of the rows' vectors; products beside the diagonal times sqrt(2), so that their length is that
         of the matrix (Dwork, Talwar, Thakurta and Zhang 2014, "Analyze Gauss", Algorithm 1)."""
-        x = z[:, self.numbers.places] / self.numbers.reach
+        if round < self.rounds:
+            return mean_of_rows(self.numbers.moments(z), patient, patients)
+        x = self.numbers.scaled(z, question) / self.reach
         row, column, weight = self._triangle
         vectors = np.concatenate(
             [np.full((len(x), 1), _ONE), _NUMBERS * x, _PRODUCTS * weight * x[:, row] * x[:, column]], axis=1
@@ -111,16 +148,19 @@ class Products:
         return mean_of_rows(vectors, patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The state with the sum and its noise."""
-        return {**state, "sum": mean, "noise": np.array([noise])}
+        """The state with the scale, or with the sum and its noise."""
+        measured = (
+            self.numbers.measured(mean, noise) if round < self.rounds else {"sum": mean, "noise": np.array([noise])}
+        )
+        return state | measured
 
     def covariance(self, total: Floats) -> tuple[float, Floats]:
         """The share of patients who count, and their numbers' covariance (of divisor n), from the mean over all patients."""
         d, share = len(self.numbers.places), float(total[0]) / _ONE
         row, column, weight = self._triangle
         square = np.zeros((d, d))
-        square[row, column] = square[column, row] = total[1 + d :] / weight * self.numbers.reach**2 / _PRODUCTS / share
-        mean = total[1 : 1 + d] * self.numbers.reach / _NUMBERS / share
+        square[row, column] = square[column, row] = total[1 + d :] / weight * self.reach**2 / _PRODUCTS / share
+        mean = total[1 : 1 + d] * self.reach / _NUMBERS / share
         return share, square - np.outer(mean, mean)
 
     @property
@@ -141,14 +181,14 @@ class Components(Analysis):
     """Principal components of all hospitals' patients.
 
     columns: Features, separated by commas; empty takes those that are numbers. scaling: ``measured`` takes the correlation
-    matrix, by the same sum; ``public`` the covariance in the schema's spreads.
+    matrix, and a first round for deviations; ``public`` the covariance in the schema's spreads, in one round.
     """
 
     columns: str = ""
     scaling: str = "measured"
 
     def method(self, schema: Schema) -> Products:
-        return Products(Numbers.of(schema, self.columns, self.scaling))
+        return Products(Numbers.of(schema, self.columns, self.scaling), self.scaling == "measured")
 
     def result(self, method: Products, state: State) -> Result:
         """Eigenvalues with the interval of Weyl's inequality, loadings with how far redrawn noise moves them."""
@@ -168,7 +208,8 @@ class Components(Analysis):
         if private:
             notes.append(
                 f"In 95 % of releases the noise moves no eigenvalue by more than {floor:.3g}, the noise level: {beyond} of "
-                f"{len(values)} components are beyond it, and the others may be noise alone. After ±: 95 % of redrawn noise."
+                f"{len(values)} components are beyond it, and the others may be noise alone. After ±: 95 % of redrawn "
+                "noise. Patients far out weigh less."
             )
         heads = [head for k in range(shown) for head in (f"PC{k + 1}", *[f"±{k + 1}"] * private)]
         cells = np.stack([vectors, spread], axis=2)[:, :shown, : 1 + private].reshape(len(names), -1).tolist()
@@ -191,7 +232,7 @@ class Components(Analysis):
         share, matrix = method.covariance(total)
         if self.scaling == "public":
             return np.asarray(matrix * count / (count - 1))
-        variances, error = np.diag(matrix), 2 * noise * method.numbers.reach**2 / _PRODUCTS / share
+        variances, error = np.diag(matrix), 2 * noise * method.reach**2 / _PRODUCTS / share
         if hidden := [
             name for name, one in zip(method.numbers.names, variances, strict=True) if one <= max(error, 1e-12)
         ]:

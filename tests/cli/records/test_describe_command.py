@@ -117,7 +117,8 @@ def test_the_page_shows_what_heart_disease_gives(heart_disease: None, tmp_path: 
         done = CliRunner().invoke(app, [command, *given, *out, "--json"], catch_exceptions=False)
         answer = json.loads(done.stdout)
         tables = Described(answer).tables[:1] if command == "describe" else answer["analysis"]["tables"]
-        shown += [row for table in tables for row in table["shown"]]
+        # The noise of a question follows the digest of the schema, so of its table the rows' names are compared.
+        shown += [row[: 2 if command == "describe" else None] for table in tables for row in table["shown"]]
     assert [command for command, *_ in lines] == ["describe", "components", "clusters"] and len(shown) == 25
     for row in shown:
-        assert "| " + " | ".join(cell.replace("<", "&lt;") for cell in row) + " |" in page, row
+        assert "| " + " | ".join(row) + " |" in page, row

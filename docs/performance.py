@@ -23,6 +23,7 @@ PAGES = {
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
     "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
+    "brought": "engine.md#speed",
 }  # fmt: skip
 PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]
@@ -99,6 +100,11 @@ def rows() -> Iterator[Row]:
         what = f"sweep of {row['runs']} runs, {row['what']}, {row['rounds']} rounds, {row['jobs']} jobs"
         times = seconds(row["seconds"]), seconds(row["alone_seconds"]), f"{row['ratio']:.3g}x"
         yield what, "`polyclinic run` once for each", *times, f"≥ {row['goal']:g}x", row["met"]
+    terms = read("brought")["terms"]
+    for row in read("brought")["rows"]:
+        what = f"a private round of `{row['model']}`, {terms['sites']} hospitals, seconds of the processor"
+        times = seconds(row["ours"]), seconds(row["opacus"]), f"{row['ratio']:.3g}x"
+        yield what, f"Opacus, hospital by hospital, {row['mode']}", *times, f"≥ {terms['goal']:g}x", row["met"]
     for row in read("imports")["rows"]:
         times = seconds(row["seconds"]), seconds(row["theirs_seconds"]), f"{row['ratio']:.3g}x"
         limit = row["limit"]
@@ -126,8 +132,9 @@ def tables() -> str:
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- | --- |",
         *(f"| {' | '.join(row)} |" for row in engine()),
         "",
-        f"{missed()} [Why](engine.md#speed). The columns of 0.1 are of [the measurement of {_machine(BEFORE)['date']}]"
-        f"(../benchmarks/results/before/engine.json) at commit {_machine(BEFORE)['commit']} on {_machine(BEFORE)['cpu']}.",
+        f"{missed()} [Why](engine.md#what-is-missed-and-what-is-left-of-it). The columns of 0.1 are of "
+        f"[the measurement of {_machine(BEFORE)['date']}](../benchmarks/results/before/engine.json) at commit "
+        f"{_machine(BEFORE)['commit']} on {_machine(BEFORE)['cpu']}.",
         "",
         "| what | against | ours | theirs | ratio | wanted | met |",
         "| --- | --- | ---: | ---: | ---: | --- | --- |",

@@ -99,7 +99,7 @@ def cost(epsilon: float | None, share: float | None, exact: bool, budget: float 
 def simulated(
     dataset: str, ledger: Path, *, relation: str | None = None, budget: float | None = None, **options: Any
 ) -> Target:
-    """All hospitals of a dataset.
+    """All hospitals of a dataset, as ``simulated_by`` has them.
 
     Args:
         ledger: The file that is charged, begun if there is none. Its terms stay: ``privacy.delta`` and ``relation`` (of a new
@@ -110,10 +110,14 @@ def simulated(
     Raises:
         ConfigError: Terms that are impossible, or not those of the ledger.
     """
+    return simulated_by(RunConfig.build(named({"dataset": dataset}), named(options)), ledger, relation, budget)
+
+
+def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, budget: float | None = None) -> Target:
+    """All hospitals of a configuration's dataset. Arguments and errors as those of ``simulated``."""
     if budget is not None and not budget > 0:
         raise ConfigError(f"budget must be positive, got {budget}.")
     begun = next((site.terms for site in _in_ledger(ledger)), None)
-    config = RunConfig.build(named({"dataset": dataset}), named(options))
     delta = config.privacy.delta or None
     for name, wanted in (("delta", delta), ("relation", relation)):
         if begun and wanted is not None and wanted != getattr(begun, name):
@@ -185,7 +189,7 @@ def prepare(out: Path, target: Target | Grid | Askable, question: Survey | Relat
         question.plan(target.schema, target.pricing)
     made = "schema" if isinstance(question, Survey) else "imputer"
     name, statement_name = _PREPARED[made]
-    _reserve(out, name, statement_name)
+    reserve(out, name, statement_name)
     answer = ask(target, question)
     product = answer[made]
     content: Content = product.to_toml if made == "schema" else product.write
@@ -197,7 +201,7 @@ def prepare(out: Path, target: Target | Grid | Askable, question: Survey | Relat
     return statement
 
 
-def _reserve(out: Path, *names: str) -> None:
+def reserve(out: Path, *names: str) -> None:
     """Make the folder before anything is paid for. Raises ConfigError where one of the files exists, or none can be made."""
     try:
         for path in (out / name for name in names):

@@ -13,6 +13,7 @@ from typing import Any
 import pandas as pd
 import torch
 
+from polyclinic import asking
 from polyclinic.client.home.hospital import forget_hospitals
 from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.config.keys import flat_keys, nested_keys
@@ -21,10 +22,12 @@ from polyclinic.ehr.datasets.tables import absolute, hold
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.report import render_report
 from polyclinic.inspection.comparison import beside, compare
+from polyclinic.inspection.described import Described
 from polyclinic.inspection.result import RunResult
 from polyclinic.naming import changeable, check_reach, named
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import forget_programs, program_of
+from polyclinic.releases.description import Description
 from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import (
     check_simulation,
@@ -268,6 +271,38 @@ class Federation:
             )
         config = Federation(config).check(progress)
         return self._carry_out(config, Run.create(config, comparison=comparison, pictures=pictures), progress)
+
+    def describe(
+        self,
+        columns: Sequence[str] = (),
+        by: str = "",
+        *,
+        epsilon: float | None = None,
+        exact: bool = False,
+        ledger: Path | None = None,
+        **options: Any,
+    ) -> Described:
+        """Table 1 of the hospitals' patients: counts, missing, means, quartiles and categories.
+
+        Args:
+            columns: Names; without any, all features and labels that have one number or category in a row.
+            by: A column of categories whose groups are compared.
+            epsilon: What it may cost each hospital.
+            exact: In place of ``epsilon``: exact numbers, which are not private.
+            ledger: The file that is charged, begun if there is none; by default a new one in the folder ``out``.
+            options: ``bins`` and ``fewest`` of a ``releases.description.Description``.
+
+        Raises:
+            ConfigError: for a column that cannot be described, before anything is charged. BudgetRefused: when every hospital's
+                budget refuses.
+
+        >>> table = Federation.from_dataset("breast-cancer").describe(["mean_radius"], by="malignant", exact=True).table
+        >>> table["Overall"].tolist()
+        ['569', '14.1 (3.5)', '13.4 [11.7, 15.8]']
+        """
+        question = Description(tuple(columns), by, epsilon=asking.cost(epsilon, None, exact, None), **options)
+        place = asking.new_ledger(Path(self.config.out)) if ledger is None else Path(ledger)
+        return Described(asking.ask(asking.simulated_by(self.config, place), question))
 
     def check(self, progress: Progress | None = None) -> RunConfig:
         """The configuration as a run has it, with what it leaves open chosen (``privacy.delta``).

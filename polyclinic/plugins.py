@@ -62,6 +62,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "logistic": "polyclinic.models.tabular:logistic",
         "mlp": "polyclinic.models.tabular:mlp",
         "tabular-resnet": "polyclinic.models.resnet:tabular_resnet",
+        "ebm": "polyclinic.models.additive:additive",
         "gru": "polyclinic.models.sequences:gru",
         "transformer": "polyclinic.models.sequences:transformer",
     },

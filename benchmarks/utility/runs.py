@@ -67,10 +67,10 @@ def carry_out(job: Job) -> Found:
         from benchmarks.utility.references import REFERENCES
 
         return REFERENCES[job.peer](job.dataset, job.seed)
-    return _ours(job.config)
+    return run_ours(job.config)
 
 
-def _ours(config: RunConfig) -> Found:
+def run_ours(config: RunConfig) -> Found:
     # Not Federation.run, whose report takes as long as the run.
     from polyclinic.runs.simulation import check_simulation, simulated_patients
     from polyclinic.server.federate import Places, federate

@@ -34,11 +34,17 @@ COMMANDS = {
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
     ),
     "query": "Ask hospitals for one statistic, with noise; each charges its ledger first.",
+    "describe": (
+        "Describe patients in one table, by hospital or group: counts, missing, means, quartiles, standardised differences."
+    ),
+    "components": "Principal components: eigenvalues, explained variance and loadings, and what noise does to them.",
+    "clusters": "k-means: centres in the columns' units, how many patients are nearest to each, and how far they lie from it.",
     "cohort": "Count the rows and patients that each step of a hospital's cohort leaves.",
     "prepare": (
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
+    "effect": "Estimate the average effect of a treatment, with its balance and an interval that counts the noise.",
     "quality": (
         "Judge a run's synthetic patients beside held-out real ones: "
         "columns, correlations, courses, codes, rules, what they teach."
@@ -73,7 +79,8 @@ _PLACES = {
     "flower": "runs.run:flower", "datasets": "records.datasets:app", "schema": "records.schema:app",
     "review": "records.review:app", "link": "records.risk:link", "coarsen": "records.anonymize:coarsen",
     "coordinator": "nodes.coordinator:app", "hospital": "nodes.hospital:app", "identity": "nodes.hospital:identity",
-    "ledger": "ledger:app", "plugins": "plugin:plugins",
+    "ledger": "ledger:app", "plugins": "plugin:plugins", "components": "analyses.exploration:components",
+    "clusters": "analyses.exploration:clusters",
 }  # fmt: skip
 _PLACES |= {
     name: f"{folder}.{name}:{name}"
@@ -91,8 +98,8 @@ _PLACES |= {
             "reproduce",
             "simulate",
         ),
-        "records": ("query", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress",),
+        "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
+        "analyses": ("regress", "effect"),
     }.items()
     for name in names
 }

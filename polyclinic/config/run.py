@@ -18,7 +18,7 @@ from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
 from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
-from polyclinic.config.programs import analyses, convex, newton, posterior, synthesis
+from polyclinic.config.programs import analyses, boosting, convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
@@ -48,7 +48,7 @@ _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 _OPTIMIZER = "training.optimizer"
 #: The kind of run of each built-in task.
 _KINDS: dict[str, Callable[[Mapping[str, Any]], Kind]] = {
-    "classification": lambda given: newton.newton_kind(given) if given.get(_OPTIMIZER) == "newton" else CLASSIFICATION,
+    "classification": lambda given: _of_classification(given),
     **dict.fromkeys(convex.DEFAULTS, convex.convex_kind),
     "synthesis": synthesis.synthesis_kind,
     "posterior": posterior.posterior_kind,
@@ -93,6 +93,12 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 def _without_auto(given: Mapping[str, Any]) -> dict[str, Any]:
     """``given`` without an optimizer that is left open."""
     return {key: value for key, value in given.items() if (key, value) != (_OPTIMIZER, "auto")}
+
+
+def _of_classification(given: Mapping[str, Any]) -> Kind:
+    if given.get("model") in boosting.MODELS:
+        return boosting.BOOSTING
+    return newton.newton_kind(given) if given.get(_OPTIMIZER) == "newton" else CLASSIFICATION
 
 
 def _kind(given: Mapping[str, Any]) -> Kind:
@@ -155,8 +161,8 @@ class RunConfig(Keys):
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, tabular-resnet, gru or transformer (docs/models.md), of task synthesis a method such as "
-        "moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
+        description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md) or ebm (docs/boosting.md), of task "
+        "synthesis a method such as moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
     )
     model_options: Written = Field(
         "", description="Options of the model, by name: `depth=3, dropout=0.1` (docs/models.md)."
@@ -483,7 +489,8 @@ _KEYS = tuple(RunConfig().flat())
 
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
-    *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), *synthesis.DEFAULTS, posterior.DEFAULTS,
+    *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), boosting.DEFAULTS, *synthesis.DEFAULTS,
+    posterior.DEFAULTS,
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip

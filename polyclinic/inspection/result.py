@@ -21,6 +21,7 @@ from polyclinic.evaluation.privacy_text import central_sentence
 from polyclinic.evaluation.report import render_report
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import held_out_predictions, predict, withheld_sentence
+from polyclinic.runs.shapes import contributions, shape_functions
 from polyclinic.runs.tables import table_frame
 
 if TYPE_CHECKING:
@@ -127,6 +128,22 @@ class RunResult:
         for note in predicted.notes:
             warnings.warn(note, stacklevel=2)
         return predicted.scores
+
+    def contributions(self, table: pd.DataFrame) -> pd.DataFrame:
+        """(rows, columns) what each column of raw rows adds to the output, beside ``intercept``; their sum is the output.
+
+        Raises ConfigError for a run whose model is not ``ebm``. DataError: as ``predict``.
+        """
+        return contributions(self.folder, predict(self.folder, table))
+
+    @property
+    def shapes(self) -> pd.DataFrame:
+        """The shape functions of a run of model ``ebm`` in the columns' own units, with what noise does to them.
+
+        A row for each stretch of a number and each category (``polyclinic.runs.shapes.shape_functions``). Raises ConfigError for
+        another model.
+        """
+        return shape_functions(self.folder)
 
     @property
     def predictions(self) -> pd.DataFrame:

@@ -20,9 +20,11 @@ __all__ = ["Choice", "Collected", "Half", "Program", "State", "forget_programs",
 
 # Loaded when a run is of that kind: a hospital that trains a classifier needs no generator.
 _PLACES = {
-    "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "convex": "convex:Convex",
-    "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
+    "supervised": "supervised:Supervised", "newton": "newton:NewtonSteps", "boosting": "boosting:Boosting",
+    "convex": "convex:Convex", "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
     "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
+    "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
+    "effect": "analyses.effect:Effect",
 }  # fmt: skip
 
 

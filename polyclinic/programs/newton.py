@@ -12,11 +12,10 @@ import numpy as np
 from polyclinic.ehr.encoding import feature_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.programs.building import Model
-from polyclinic.programs.program import Collected, Half, Program, State
-from polyclinic.programs.sums import Sums
+from polyclinic.programs.program import Program, State
+from polyclinic.programs.sums import ModelHalf, Sums
 from polyclinic.training import classification
 from polyclinic.training.logistic.newton import LEAST_ROUNDS, Newton, NewtonTask, Table
-from polyclinic.training.synthesis import ROUND, SUM
 from polyclinic.training.task import Task
 from polyclinic.types import Arrays, Builder
 
@@ -65,8 +64,8 @@ class NewtonSteps(Sums):
         task = NewtonTask(self.method(schema), name=self.config.task)
         return task if question is None else task.asked(question)
 
-    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> NewtonHalf:
-        return NewtonHalf(self.method(schema))
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> ModelHalf:
+        return ModelHalf(self.method(schema))
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Raises ConfigError where a secure sum would cut sums short."""
@@ -92,24 +91,3 @@ class NewtonSteps(Sums):
     @property
     def lets_join(self) -> bool:
         return True
-
-
-@dataclass(frozen=True, eq=False)
-class NewtonHalf(Half):
-    """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps."""
-
-    method: Newton
-    wants_noise = True
-
-    def first(self) -> State:
-        return {"arrays": {}}
-
-    def question(self, number: int, state: State) -> Arrays:
-        asked = {ROUND: np.array([number]), **self.method.question(number, state["arrays"])}
-        return {name: np.ascontiguousarray(value) for name, value in asked.items()}
-
-    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The state after the round, and the model that follows from all sums so far."""
-        arrays = state["arrays"] | {"patients": np.array([float(collected.patients)])}
-        arrays = self.method.absorb(number, arrays, collected.mean[SUM].astype(np.float64), collected.noise)
-        return {"arrays": arrays}, self.method.arrays(arrays, sent)

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
@@ -185,3 +185,32 @@ class SumsHalf(Half):
         parts = [make(state["each"][node]) for node in nodes]
         mixed: Synthesizer = Mixture.of(parts, [state["weights"][node] / total for node in nodes])
         return mixed
+
+
+class ModelMethod(SumsMethod, Protocol):
+    """One whose sums make a model, which hospitals are sent beside the next question."""
+
+    def arrays(self, state: Arrays, like: Arrays) -> Arrays:
+        """The model of a state; ``like``, which has its arrays' shapes, before there is one."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class ModelHalf(Half):
+    """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps."""
+
+    method: ModelMethod
+    wants_noise = True
+
+    def first(self) -> State:
+        return {"arrays": {}}
+
+    def question(self, number: int, state: State) -> Arrays:
+        asked = {ROUND: np.array([number]), **self.method.question(number, state["arrays"])}
+        return {name: np.ascontiguousarray(value) for name, value in asked.items()}
+
+    def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
+        """The state after the round, and the model that follows from all sums so far."""
+        arrays = state["arrays"] | {"patients": np.array([float(collected.patients)])}
+        arrays = self.method.absorb(number, arrays, collected.mean[SUM].astype(np.float64), collected.noise)
+        return {"arrays": arrays}, self.method.arrays(arrays, sent)

@@ -15,12 +15,15 @@ from pydantic import Field, TypeAdapter, ValidationError
 from polyclinic.ehr.imputation import Imputer
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
+from polyclinic.releases.description import Description
 from polyclinic.releases.question import Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.statistics import Statistic
 from polyclinic.releases.survey import Survey
 
-_QUESTION: TypeAdapter[Any] = TypeAdapter(Annotated[Statistic | Survey | Relations, Field(discriminator="kind")])
+_QUESTION: TypeAdapter[Any] = TypeAdapter(
+    Annotated[Statistic | Survey | Relations | Description, Field(discriminator="kind")]
+)
 
 
 def write_question(question: Question) -> str:

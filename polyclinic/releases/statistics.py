@@ -48,7 +48,7 @@ STATISTICS = ("count", "mean", "histogram", "quantile")
 MechanismName = Literal["laplace", "gaussian", "discrete-gaussian", "randomised-response", "exponential"]
 MECHANISMS: tuple[str, ...] = get_args(MechanismName)
 MISSING = "missing"
-_LISTED = ("binary", "categorical", "ordinal")
+LISTED = ("binary", "categorical", "ordinal")
 _NUMERIC = ("continuous", "integer")
 _MOST_BINS = 10_000
 _COARSE = 2**10  # grid points of a patient's part in a mean, for noise that is accounted on any grid
@@ -117,10 +117,12 @@ class Statistic:
         self.conditions(schema)
         if not self.column:
             if self.statistic != "count":
-                raise ConfigError(f"A {self.statistic} needs a column; askable are {', '.join(_askable(schema))}.")
+                raise ConfigError(
+                    f"A {self.statistic} needs a column; askable are {', '.join(askable_columns(schema))}."
+                )
             return
         kind = askable(schema, self.column).kind
-        allowed = {"mean": (*_NUMERIC, "binary"), "quantile": _NUMERIC}.get(self.statistic, (*_NUMERIC, *_LISTED))
+        allowed = {"mean": (*_NUMERIC, "binary"), "quantile": _NUMERIC}.get(self.statistic, (*_NUMERIC, *LISTED))
         if kind not in allowed:
             raise ConfigError(
                 f"A {self.statistic} of column {self.column!r} of kind {kind!r} is not defined; it takes {', '.join(allowed)}."
@@ -137,7 +139,7 @@ class Statistic:
         if self.statistic == "mean":
             return ("low", "high")
         column = askable(schema, self.column)
-        if column.kind in _LISTED:
+        if column.kind in LISTED:
             names = categories(column)
         else:
             edges = self.edges(schema)
@@ -280,7 +282,7 @@ def _mean(low: float, high: float, cells: Reals, errors: Reals) -> tuple[float, 
 
 def askable(schema: Schema, name: str) -> Column:
     """The column of that name. Raises ConfigError when there is none, or one cell of it is not one number or category."""
-    columns = _askable(schema)
+    columns = askable_columns(schema)
     if name not in columns:
         raise ConfigError(
             f"There is no column {name!r} that can be asked for; askable are {', '.join(columns)}.{nearest(name, columns)}"
@@ -288,9 +290,10 @@ def askable(schema: Schema, name: str) -> Column:
     return columns[name]
 
 
-def _askable(schema: Schema) -> dict[str, Column]:
+def askable_columns(schema: Schema) -> dict[str, Column]:
+    """The features and labels that have one number or category in a row, by name."""
     columns = (*schema.features, *schema.labels)
-    return {column.name: column for column in columns if column.kind in (*_NUMERIC, *_LISTED)}
+    return {column.name: column for column in columns if column.kind in (*_NUMERIC, *LISTED)}
 
 
 def categories(column: Column) -> tuple[str, ...]:
@@ -305,12 +308,12 @@ def bounds(column: Column) -> tuple[float, float]:
 
 def _condition(text: str, schema: Schema) -> Expression:
     """A condition that every patient's values answer, so that no error after a charge depends on a record."""
-    columns = _askable(schema)
+    columns = askable_columns(schema)
     condition = parse(text, columns, f"The condition {text!r}")
     for name, value in condition.compared:
         _check_compared(text, columns[name], value)
     for name, form in condition.reads:
-        known = categories(columns[name]) if columns[name].kind in _LISTED else ()
+        known = categories(columns[name]) if columns[name].kind in LISTED else ()
         if form not in ("number", "text") or (form == "number" and not _are_numbers(known)):
             said = f"; {name} is one of {', '.join(known)}" if known else ""
             raise ConfigError(
@@ -323,7 +326,7 @@ def _condition(text: str, schema: Schema) -> Expression:
 def _check_compared(text: str, column: Column, value: str | float) -> None:
     """Raises ConfigError for a value that the column can never have."""
     (written,) = texts(pd.Series([value]))
-    if column.kind in _LISTED:
+    if column.kind in LISTED:
         known = categories(column)
         if written not in known:
             raise ConfigError(
@@ -385,7 +388,7 @@ def selected(question: Statistic, shard: Shard) -> Bools:
     table = pd.DataFrame(index=range(shard.patients))
     for name in {name for condition in conditions for name in condition.names}:
         column, value = askable(shard.schema, name), patient_values(shard, name)
-        if column.kind in _LISTED:
+        if column.kind in LISTED:
             known = np.array([*categories(column), None], dtype=object)
             value = known[np.where(np.isnan(value), len(known) - 1, np.nan_to_num(value)).astype(np.int64)]
         table[name] = value

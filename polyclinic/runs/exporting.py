@@ -59,7 +59,8 @@ class Scorer(nn.Module):
             allowed = allowed & fits
         x = self._filled(torch.cat(blocks, 1))
         x = (x - self.mean) / self.std
-        x = torch.where(x.isnan(), 0.0, x)  # the mean, as in training
+        if not getattr(self.model, "reads_missing", False):
+            x = torch.where(x.isnan(), 0.0, x)  # the mean, as in training
         scores = self.predictions(self.model(x.to(next(self.model.parameters()).dtype)))
         return torch.where(allowed[:, None], scores, torch.nan).double()
 

@@ -94,7 +94,7 @@ class PosteriorSums:
     def scales(self) -> dict[str, dict[str, Any]]:
         """By the likelihood's columns: a number z stands for ``centre + scale * z`` in the column's ``unit``."""
         return {
-            name: _scale(self.layout, int(place))
+            name: number_scale(self.layout, int(place))
             for name, place in zip(self.method.likelihood.columns, self.places, strict=True)
         }
 
@@ -202,7 +202,7 @@ def _may_miss(layout: Layout, name: str) -> bool:
     return any(column.nullable for column, at in layout.columns if at.start <= place < at.stop)
 
 
-def _scale(layout: Layout, place: int) -> dict[str, Any]:
+def number_scale(layout: Layout, place: int) -> dict[str, Any]:
     """A number's place in the record's own unit; 0 and 1 of what is there or not."""
     if layout.label_scale and place == layout.label.start:
         centre, scale = layout.label_scale

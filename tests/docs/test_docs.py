@@ -34,7 +34,7 @@ LONG = (
     "docs/tutorials/method-developer.md", "docs/tutorials/researcher.md",
 )  # fmt: skip
 # Pages that show records of POLYCLINIC_DATA, by the folder in it.
-DATA = {"docs/flows/inference.md": "heart_uci"}
+DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci"}
 # A line that begins so is not run here, because
 ELSEWHERE = (
     "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`

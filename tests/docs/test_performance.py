@@ -17,9 +17,12 @@ def test_the_page_is_the_results() -> None:
 def test_what_the_page_says_in_words_is_what_its_tables_say() -> None:
     text = PAGE.read_text(encoding="utf-8")
     words = {1: "one", 2: "two", 3: "three", 4: "four"}
-    missed = {name: sum(row["met"] is False for row in read(name)["rows"]) for name in ("simulate", "sweeps")}
+    missed = {
+        name: sum(row["met"] is False for row in read(name)["rows"]) for name in ("simulate", "sweeps", "brought")
+    }
     assert f"{words[missed['simulate']]} of the simulator's rows are missed" in text
     assert f"{words[missed['sweeps']]} of the sweeps' rows are missed" in text
+    assert f"{words[missed['brought']]} of the five are missed" in text
     assert sum(met is False for *_, met in rows()) == sum(missed.values()), (
         "another row is missed, of which the page says nothing"
     )

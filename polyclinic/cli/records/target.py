@@ -23,6 +23,23 @@ class TargetOptions:
     """The options by which a command names whom it asks."""
 
     dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Simulation: your own tables, as `polyclinic run` takes them; repeatable.",
+            show_default=False,
+        ),
+    ] = None
+    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.", show_default=False)] = (
+        None
+    )
+    patient: Annotated[
+        str | None, typer.Option(help="With --data: the column that names the patient.", show_default=False)
+    ] = None
+    site: Annotated[
+        str | None, typer.Option(help="With --data, one file: the column that names the hospital.", show_default=False)
+    ] = None
     schema_file: Annotated[
         str, typer.Option(help="Simulation: schema or draft; the dataset's own by default.", show_default=False)
     ] = ""
@@ -63,13 +80,13 @@ class TargetOptions:
             ConfigError: Not exactly one of dataset, hospital and coordinator is named, or an option does not go with it.
         """
         options = asdict(self)
-        places = {name: options.pop(name) for name in ("dataset", "hospital", "coordinator")}
+        places = {name: options.pop(name) for name in ("dataset", "data", "hospital", "coordinator")}
         if sum(place is not None for place in places.values()) != 1:
             raise ConfigError(
-                "Give exactly one of --dataset (simulated hospitals), --hospital (a real one's file) and --coordinator (all of "
-                "its hospitals)."
+                "Give exactly one of --dataset or --data (simulated hospitals), --hospital (a real one's file) and --coordinator "
+                "(all of its hospitals)."
             )
-        if self.dataset is None:
+        if self.dataset is None and not self.data:
             for name, value in {**options, **more}.items():
                 if value not in (None, 0, ""):
                     option = name.replace("_", "-")
@@ -77,10 +94,11 @@ class TargetOptions:
         with loading():
             from polyclinic.asking import real, simulated
 
-        if self.dataset is not None:
+        if self.dataset is not None or self.data:
+            dataset, more_keys = self._records()
             return simulated(
-                self.dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
-                seed=self.seed, data={"schema_file": self.schema_file}, privacy={"delta": self.delta or 0.0},
+                dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
+                seed=self.seed, privacy={"delta": self.delta or 0.0}, **more_keys,
             )  # fmt: skip
         if self.hospital is not None:
             return real(self.hospital)
@@ -90,6 +108,19 @@ class TargetOptions:
             from polyclinic.deployment.coordinator import Coordinator
 
         return Coordinated(Coordinator.read(self.coordinator), lambda line: say(line, errors=as_json))
+
+    def _records(self) -> tuple[str, dict[str, Any]]:
+        """The simulated hospitals' dataset, and the configuration keys that go with it. Raises ConfigError as ``run`` does."""
+        from polyclinic.cli.runs.run import Flags
+
+        schema = Path(self.schema_file) if self.data and self.schema_file else None
+        flags = Flags(
+            dataset=self.dataset, data=self.data, label=self.label, patient=self.patient, site=self.site, schema=schema,
+        ).given()  # fmt: skip
+        keys = (
+            {"dataset_options": flags["dataset-options"]} if self.data else {"data": {"schema_file": self.schema_file}}
+        )
+        return flags["dataset"], keys
 
 
 def print_dropouts(screen: Console, result: Mapping[str, Any]) -> None:

@@ -34,6 +34,10 @@ def predict(
     out: Annotated[Path, typer.Option(help="CSV to write: a row of predictions for each row or patient.")] = Path(
         "predictions.csv"
     ),
+    contributions: Annotated[
+        Path | None,
+        typer.Option(help="CSV to write beside: what each column adds, of a run of model ebm.", show_default=False),
+    ] = None,
     hospital: Mapped = None,
     force: Force = False,
     as_json: Json = False,
@@ -44,14 +48,20 @@ def predict(
         from polyclinic.files import check_new, write_outputs
         from polyclinic.runs.folder import Run
         from polyclinic.runs.predicting import predict as predicted_by
+        from polyclinic.runs.shapes import contributions as parts_of
 
-    check_new([out], force)
+    check_new([out, *filter(None, [contributions])], force)
     opened = Run.open(run)
     found = predicted_by(opened, whole_table(records), str(records), mapping=_mapping(hospital, opened))
-    scores = found.scores.rename_axis(found.scores.index.name or "row")
-    write_outputs({out: scores.rename(index=as_text, columns=as_text).to_csv()}, force)
+    tables = {out: found.scores, **({contributions: parts_of(opened, found)} if contributions else {})}
+    tables = {path: shown.rename_axis(shown.index.name or "row") for path, shown in tables.items()}
+    scores = tables[out]
+    write_outputs(
+        {path: shown.rename(index=as_text, columns=as_text).to_csv() for path, shown in tables.items()}, force
+    )
     value = {
-        "predictions": str(out), "rows": len(scores), "by": scores.index.name, "classes": list(scores.columns),
+        "predictions": str(out), "contributions": str(contributions) if contributions else None, "rows": len(scores),
+        "by": scores.index.name, "classes": list(scores.columns),
         "notes": list(found.notes),
     }  # fmt: skip
     what = "rows" if scores.index.name == "row" else "patients"

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 #: The rounds of each analysis where nothing is given.
 ROUNDS: dict[str, int] = {
     "regression": 10,
+    "components": 2,
+    "clusters": 8,
+    "effect": 8,
 }
 
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 #: With more features ``training.optimizer`` auto takes gradient steps: sums of all their products would be mostly noise.
 MOST_FEATURES = 300
-# A round is one sum over all patients of a logistic model.
-_FIXED: dict[str, Any] = {
+#: Keys that a round of one sum over all patients of a logistic model has no place for, and their values.
+FIXED: dict[str, Any] = {
     "model": "logistic", "strategy": "fedavg", "strategy-options": "", "objective-options": "", "training.local-steps": 1,
     "training.sample-rate": 1.0, "training.learning-rate": 1.0, "training.momentum": 0.0, "training.weight-decay": 0.0,
     "training.batching": "poisson", "training.denoise": "none", "privacy.max-grad-norm": 1.0, "central.epsilon": 0.0,
@@ -26,7 +26,7 @@ _OBJECTIVES = ("", "classification")
 #: What ``training.optimizer`` newton takes where nothing is given.
 DEFAULTS: dict[str, Any] = {
     "rounds": 8, "data.standardise": "measured", "privacy.statistics-share": 0.3,
-    **{key: _FIXED[key] for key in ("training.momentum", "training.learning-rate", "privacy.max-grad-norm")},
+    **{key: FIXED[key] for key in ("training.momentum", "training.learning-rate", "privacy.max-grad-norm")},
 }  # fmt: skip
 #: Keys on which its defaults depend.
 READS = ("data.standardise", "privacy.patients-per-site")
@@ -39,7 +39,7 @@ STEPS["privacy.max-grad-norm"] = Privacy().max_grad_norm
 def check_newton(config: Any) -> None:
     """Raises ValueError for keys that a round of one sum has no place for."""
     objective = config.objective if config.objective in _OBJECTIVES else _OBJECTIVES[0]
-    for key, wanted in {**_FIXED, "objective": objective}.items():
+    for key, wanted in {**FIXED, "objective": objective}.items():
         if config.value(key) != wanted:
             raise ValueError(
                 f"{key} is {config.value(key)!r} but training.optimizer is 'newton', whose rounds are sums over all patients of "
@@ -66,7 +66,7 @@ def may_suit(given: Mapping[str, Any]) -> bool:
     place in them, and nothing describes gradient steps, be it by a default unless auto was given as well."""
     usual = "training.optimizer" in given
     return given.get("objective", "") in _OBJECTIVES and all(
-        usual and _is(value, STEPS[key]) if key in STEPS else key not in _FIXED or _is(value, _FIXED[key])
+        usual and _is(value, STEPS[key]) if key in STEPS else key not in FIXED or _is(value, FIXED[key])
         for key, value in given.items()
     )
 

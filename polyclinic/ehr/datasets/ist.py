@@ -41,8 +41,14 @@ SCHEMA_DEATH_14 = Schema(
     name="ist-death-14",
     columns=(
         *SCHEMA.columns[:-1],
+        Column(
+            name="stroke_at_14",
+            kind="binary",
+            role="ignore",
+            description="1 if a stroke, ischaemic or of unknown type, recurred within 14 days; for `data.label`",
+        ),
         Column(name="dead_at_14", kind="binary", role="label", description="1 if dead within 14 days"),
-    ),
+    ),  # fmt: skip
     rules=SCHEMA.rules,
 )
 _FEATURES = tuple(column.name for column in SCHEMA.features)
@@ -63,12 +69,13 @@ def _month(text: str) -> str:
 def _parsed(file: Path) -> pd.DataFrame:
     """All 19,435 patients, hospitals in order of size: patient, site, country, the features, and both outcomes."""
     table = pd.read_csv(file, encoding="latin-1", skipinitialspace=True, low_memory=False)
-    wanted = ["HOSPNUM", "COUNTRY", "RDATE", "OCCODE", "ID14", *(name.upper() for name in _FEATURES)]
+    wanted = ["HOSPNUM", "COUNTRY", "RDATE", "OCCODE", "ID14", "ISC14", "NK14", *(name.upper() for name in _FEATURES)]
     if table.shape != (ROWS, COLUMNS) or not set(wanted) <= set(table.columns):
         raise DataError(f"{file} is not the published table of {ROWS} rows and {COLUMNS} columns; get it from {PAGE}.")
     table = table[wanted].rename(columns=str.lower)
     # The pilot phase wrote H for the dose that the main phase wrote M for (Sandercock et al. 2011, table 2).
     table["rxhep"] = table["rxhep"].replace("H", "M")
+    table["stroke_at_14"] = ((table.pop("isc14") == 1) | (table.pop("nk14") == 1)).astype("int64")
     table["randomised"] = table.pop("rdate").map(_month)
     table.insert(0, "patient", [f"{row + 1}" for row in range(ROWS)])
     table.insert(1, "site", table.pop("hospnum").map("hospital-{:03d}".format))

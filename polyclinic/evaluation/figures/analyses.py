@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
+from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,7 +31,11 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
             axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
             axes.plot([middle], [place], mark, color=colour, markersize=5)
     if ratio:
+        from matplotlib.ticker import FormatStrFormatter
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
+        axes.xaxis.set_minor_formatter(FormatStrFormatter("%g"))
     label_axes(axes, what)
     return figure
 
@@ -37,4 +43,8 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
 #: By name, a function of the numbers and of axes, which are None for a figure of its own (``canvas.panel``).
 ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "forest": plot_forest,
+    "scree": plot_scree,
+    "loadings": plot_loadings,
+    "centres": plot_centres,
+    "balance": plot_balance,
 }

@@ -19,6 +19,7 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.records import plot_flow
 from polyclinic.evaluation.figures.results import result_figures
+from polyclinic.evaluation.figures.shapes import plot_shapes
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.formats import Summary
 from polyclinic.evaluation.page import render, write_page
@@ -29,6 +30,7 @@ from polyclinic.evaluation.report.context import cost, report_context, utility
 from polyclinic.evaluation.report.quality import QUALITY, pictures, quality, read_quality
 from polyclinic.files import write_file
 from polyclinic.runs.folder import Run
+from polyclinic.runs.shapes import additive_model, importances, shape_functions
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +52,7 @@ class Results:
 
 #: Figures by section and name: as SVG, and those of training as PNG too.
 Drawn = dict[str, dict[str, tuple[str, bytes | None]]]
-_SECTIONS = ("training", "analysis", "utility", "quality", "transfer", "patients")
+_SECTIONS = ("training", "analysis", "utility", "shapes", "quality", "transfer", "patients")
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
@@ -121,10 +123,25 @@ def _figures(results: Results, section: str) -> dict[str, Figure]:
             return quality_figures(results.quality)
         case "transfer":
             return transfer_figures(results.quality)
+        case "shapes":
+            return _shapes(results)
         case "patients":
             flow = results.summary.get("flow")
             return {"flow": plot_flow(Flow.from_list(flow))} if flow else {}
     return result_figures(results.summary, results.rounds, section)
+
+
+def _shapes(results: Results) -> dict[str, Figure]:
+    model = additive_model(results.run)
+    if model is None:
+        return {}
+    return {"shapes": plot_shapes(shape_functions(results.run), [*importances(results.run, model).index])}
+
+
+def _importances(results: Results) -> dict[str, float]:
+    """How much each column of an additive model matters, the most first; empty of another model."""
+    model = additive_model(results.run)
+    return {} if model is None else importances(results.run, model).to_dict()
 
 
 def _pictured(figure: Figure, in_dots: bool) -> tuple[str, bytes | None]:
@@ -146,9 +163,10 @@ def _render(results: Results, drawn: Callable[[], Drawn], page: Path) -> Path:
     }
     sections = [
         (templates.HEADER, {}),
+        (templates.ANALYSIS, {}),
         (templates.HOSPITALS, {}),
         (templates.UTILITY, utility(results.summary)),
-        (templates.ANALYSIS, {}),
+        (templates.SHAPES, {"importances": _importances(results)}),
         (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
         (QUALITY, quality(results.quality)),

@@ -7,6 +7,7 @@ BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 ALT = {
     "rounds": f"The main metric (AUROC of classes) on held-out patients {BY_ROUND}",
     "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
+    "shapes": "Shape functions of the columns that matter most; `RunResult.shapes` has the numbers.",
     "loss": f"Loss on held-out patients {BY_ROUND}",
     "epsilon": f"Epsilon spent {BY_ROUND}",
     "sites": "The main metric (AUROC of classes) at each hospital with 95 % intervals; the numbers are in summary.json.",
@@ -47,8 +48,10 @@ What it covers and what it does not is said under <em>Privacy</em>.</p>
 </div>
 {% else %}
 <div class="notice warn">
-<p><strong>No privacy guarantee.</strong> This model was trained without differential privacy: no noise was added,
-and the model may reveal its training records. Do not share it as if it were anonymous.</p>
+<p><strong>No privacy guarantee.</strong> {% if analysis %}These numbers are of exact sums, without differential privacy, and
+may reveal records{% else %}This model was trained without differential privacy: no noise was added,
+and the model may reveal its training records{% endif %}. Do not share {{ "them" if analysis else "it" }} as if
+{{ "they were" if analysis else "it were" }} anonymous.</p>
 </div>
 {% endif %}
 {% for warning in warnings %}
@@ -205,6 +208,18 @@ between hospitals. Of fewer than 10 patients nothing is told.</p>
 {% endif %}
 """
 
+SHAPES = """{% if importances %}
+<h2>Shape functions</h2>
+<p>The model adds up one function for each column; each is 0 on average over patients.</p>
+{{ pictures(figures.shapes) }}
+{% call table(["Column"], ["Importance"], kind="facts") %}
+{% for name, value in importances.items() %}<tr><th scope="row">{{ name }}</th>{{ metric(value) }}</tr>
+{% endfor %}{% endcall %}
+<p class="small muted">Importance: the standard deviation, among training patients, of what a column adds to the output.
+<code>polyclinic predict --contributions</code> writes what each column adds for each patient.</p>
+{% endif %}
+"""
+
 POSTERIOR = """{% if posterior %}
 <h2>Posterior</h2>
 {% if posterior.finished %}
@@ -229,7 +244,7 @@ patients, as far as is known; a missing number stands at its centre{% if posteri
 """
 
 ANALYSIS = """{% if analysis %}
-<h2>{{ analysis.title }}</h2>
+<h2>Result</h2>
 {% if analysis.refused %}
 <div class="notice warn"><p><strong>There is no result.</strong> {{ analysis.refused }}</p></div>
 {% else %}
@@ -277,8 +292,10 @@ PATIENTS = """{% if figures.patients %}
 {% endif %}
 """
 
-TRAINING = """<h2>Course of the training</h2>
+TRAINING = """{% if figures.training or not analysis %}
+<h2>Course of the {{ "rounds" if analysis else "training" }}</h2>
 {{ pictures(figures.training) }}
+{% endif %}
 """
 
 DROPOUTS = """<h2>Dropouts</h2>

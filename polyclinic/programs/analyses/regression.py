@@ -232,9 +232,7 @@ def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     columns = tuple(next(iter(rows.values())))
     formats = {column: _FORMATS.get(column, ".4g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
-    return Table(
-        name, title, ("Term", *columns), cells, formats, f"Low and High are the ends of intervals of {_LEVEL:.0%}."
-    )
+    return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
 
 
 def _of_fit(family: str, fit: Fit) -> Table:

@@ -28,6 +28,7 @@ from polyclinic.models.tabular import logistic_shapes
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.training.logistic.moments import drawn_in, products, shortened
 from polyclinic.training.modules import check_fit
 from polyclinic.training.synthesis import SumsTask
 from polyclinic.types import Arrays, Builder, Floats, Ints
@@ -45,10 +46,10 @@ _SHARES = (0.4, 0.2, 0.35, 0.05)
 _MOST_ROWS, _SURELY, _CHEAP = 4.0, 2.0, 0.1
 # A class has at least this share. Shortening leaves at least this much of a mean row.
 _RAREST, _LEAST_LEVEL = 0.002, 0.3
-# The usual variance of a feature that is 0 or 1. Variances are as usual, give or take a share of it, and within these shares.
-_OF_YES_OR_NO, _USUALLY, _LEAST_VARIANCE, _MOST_VARIANCE = 0.2, 0.5, 0.02, 2.0
-# However noisy, products of features count for so much, and a direction has so much of the variance that is assumed of it.
-_LEAST_TRUST, _LEAST_SEEN = 1e-3, 0.5
+# The usual variance of a feature that is 0 or 1.
+_OF_YES_OR_NO = 0.2
+# However noisy, a direction has so much of the variance that is assumed of it.
+_LEAST_SEEN = 0.5
 # Standard deviation of the mean logit around that of the first round's shares, and how much of a gradient's mean square counts as
 # error of the linear approximation.
 _MEAN, _CURVED = 1.5, 0.5
@@ -200,29 +201,16 @@ class Newton:
         return features, z[:, self.layout.label]
 
     def _moments(self, features: Floats, outcome: Floats) -> Floats:
-        short = _shortened(features, self._radius) / self._radius
+        short = shortened(features, self._radius) / self._radius
         contrasts = outcome @ self._contrasts / self._outcome
         crossed = (short[:, :, None] * contrasts[:, None, :]).reshape(len(short), -1)
-        parts = zip(_SHARES[:3], (crossed, short, self._products(short[:, 1:])), strict=True)
+        parts = zip(_SHARES[:3], (crossed, short, products(short[:, 1:], MOST_CORRELATED)), strict=True)
         return np.concatenate([math.sqrt(share) * part for share, part in parts], axis=1)
-
-    def _products(self, rows: Floats) -> Floats:
-        """(n, pairs) products as ``_pairs`` has them, those of two features by the square root of 2."""
-        width = rows.shape[1]
-        if width > MOST_CORRELATED:
-            return rows**2
-        products = np.empty((len(rows), width * (width + 1) // 2))
-        scaled, start = math.sqrt(2.0) * rows, 0
-        for at in range(width):
-            products[:, start] = rows[:, at] ** 2
-            np.multiply(rows[:, at, None], scaled[:, at + 1 :], out=products[:, start + 1 : start + width - at])
-            start += width - at
-        return products
 
     def _gradients(self, question: Arrays, features: Floats, outcome: Floats, chances: Floats) -> Floats:
         """Rows shortened so that the gradient is within the radius whatever the outcome is."""
         radius, residual = question["radius"][0], (outcome - chances) @ self._contrasts
-        short = _shortened(features @ question["basis"], radius / _longest(chances)[:, None])
+        short = shortened(features @ question["basis"], radius / _longest(chances)[:, None])
         return np.asarray((short[:, :, None] * residual[:, None, :]).reshape(len(short), -1) / radius)
 
     def _calibration(self, question: Arrays, logits: Floats, outcome: Floats) -> Floats:
@@ -234,7 +222,7 @@ class Newton:
 
     def _slopes(self, question: Arrays, logits: Floats) -> tuple[Floats, Floats]:
         """(n, K-1, K) how logits depend on shift and stretch, where far ones count as nearer, and their probabilities."""
-        scaled = _shortened((logits - question["centre"]) / question["spread"], _FARTHEST)
+        scaled = shortened((logits - question["centre"]) / question["spread"], _FARTHEST)
         shifts = np.broadcast_to(np.eye(self._logits), (len(logits), self._logits, self._logits))
         return np.concatenate([shifts, scaled[:, :, None]], axis=2), self._chances(logits)
 
@@ -251,7 +239,7 @@ class Newton:
             radius / math.sqrt(_SHARES[1]),
             radius**2 / math.sqrt(_SHARES[2]),
         ]
-        crossed, means, products = (
+        crossed, means, squares = (
             part * scale for part, scale in zip(np.split(mean[:-1], [q * k, q * k + q]), scales, strict=True)
         )
         more, error = (entry * (_MOST_ROWS - 1) / math.sqrt(_SHARES[3]) for entry in (float(mean[-1]), noise))
@@ -259,10 +247,10 @@ class Newton:
         centre = means[1:] / level / (1 + (noise * scales[1] / level) ** 2)  # as if they were usually 0, give or take 1
         first, second = self._pairs
         moments = np.zeros((q - 1, q - 1))
-        moments[first, second] = products / np.where(first == second, 1.0, math.sqrt(2.0))
+        moments[first, second] = squares / np.where(first == second, 1.0, math.sqrt(2.0))
         moments[first, second] -= level**2 * centre[first] * centre[second]
         moments += np.triu(moments, 1).T
-        moments, spectrum = _drawn_in(moments, self._usual_variances, noise * scales[2])
+        moments, spectrum = drawn_in(moments, self._usual_variances, noise * scales[2])
         values, vectors = np.linalg.eigh(moments)
         floored = np.maximum(values, max(spectrum, 1e-6))
         basis = np.eye(q)
@@ -378,24 +366,3 @@ def _shares(noisy: Floats, error: float) -> Floats:
 def _longest(chances: Floats) -> Floats:
     """(n,) the length of outcome less ``chances`` for the outcome of which it is longest: the least likely."""
     return np.asarray(np.sqrt(1 + (chances**2).sum(axis=1) - 2 * chances.min(axis=1)))
-
-
-def _shortened(rows: Floats, radius: float | Floats) -> Floats:
-    """Rows that are longer than ``radius``, scaled to that length."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
-        return np.asarray(rows * np.minimum(1.0, radius / np.maximum(lengths, 1e-300)))
-
-
-def _drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, float]:
-    """Noisy covariances, drawn towards those of independent features of ``usual`` variances as far as they are noise, and the
-    largest eigenvalue of the noise that is left. error: standard deviation of the noise in a square."""
-    variances, count = np.diag(moments), len(moments)
-    products = moments - np.diag(variances)
-    entries = products[np.triu_indices(count, 1)]
-    square = float((entries**2).mean()) if len(entries) else 0.0
-    trust = max(_LEAST_TRUST, 1 - error**2 / 2 / max(square, 1e-12))
-    spread = (_USUALLY * usual) ** 2
-    variances = usual + (variances - usual) * spread / (spread + error**2)
-    variances = np.clip(variances, _LEAST_VARIANCE * usual, _MOST_VARIANCE * usual)
-    return trust * products + np.diag(variances), trust * error * math.sqrt(2 * count)

@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import comb, prod
+from typing import Any
 
 import numpy as np
 from numpy.polynomial.legendre import legvander
@@ -36,7 +38,7 @@ _ARITHMETIC = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
 }  # fmt: skip
 _UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
-_LONGEST, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 200, 4, 50, 8, 1001
+_LONGEST, _MOST_TERMS, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 1000, 200, 4, 50, 8, 1001
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,10 +148,8 @@ def design_of(formula: str, layout: Layout) -> Design:
             "The formula has a brace or a backtick, which are not allowed; a part is a column or a function of one."
         )
     try:
-        tokens = [str(token) for token in DefaultFormulaParser().get_tokens(formula)]
-        powers = [at for at, token in enumerate(tokens) if token in ("**", "^")]
-        if len(powers) > 1 or any(tokens[at + 1] not in map(str, range(1, _MOST_POWER + 1)) for at in powers):
-            raise ConfigError(f"The formula may have ** once, up to {_MOST_POWER}; a power of a column is I(age**2).")
+        if (terms := _terms(DefaultFormulaParser().get_ast(formula))) > _MOST_TERMS:
+            raise ConfigError(f"The formula stands for {terms:,} terms; it may have {_MOST_TERMS}.")
         parsed = Formula(formula)
         left, right = ([[part.expr for part in term.factors] for term in side] for side in (parsed.lhs, parsed.rhs))
     except ConfigError:
@@ -167,10 +167,35 @@ def design_of(formula: str, layout: Layout) -> Design:
     )
     if any(factor.source is outcome.source for factor in factors):
         raise ConfigError(f"The formula has its outcome {outcome.source.column.name!r} among its terms.")
+    parts = {factor.text: len(factor.parts) for factor in factors}
+    most = sum(prod(parts.get(part, 1) for part in term) for term in right)
+    if most > _MOST_TERMS:
+        raise ConfigError(f"The formula's categories make {most:,} columns; allowed are {_MOST_COLUMNS}.")
     names, products = _structure(right, factors) if right else ((), ())
     if not 0 < len(names) <= _MOST_COLUMNS:
         raise ConfigError(f"The formula has {len(names)} columns in its design; allowed are 1 to {_MOST_COLUMNS}.")
     return Design(outcome, factors, names, products)
+
+
+def _terms(tree: Any) -> int:
+    """At most how many terms a formula's tree stands for, before formulaic writes them out."""
+    if not hasattr(tree, "operator"):
+        return 1
+    sizes = [min(_terms(part), _MOST_TERMS + 1) for part in tree.args]
+    match tree.operator.symbol, sizes:
+        case "*" | "/", [left, right]:
+            return left + right + left * right
+        case ":" | "in", [left, right]:
+            return left * right
+        case "**" | "^", [left, _]:
+            power = int(str(tree.args[1]))
+            if not 1 <= power <= _MOST_POWER:
+                raise ConfigError(
+                    f"The formula has the power {power}; allowed are 1 to {_MOST_POWER}, and I(age**2) of a column."
+                )
+            return sum(comb(left, factors) for factors in range(1, power + 1))
+        case _:
+            return sum(sizes)
 
 
 def _structure(terms: list[list[str]], factors: tuple[Factor, ...]) -> tuple[tuple[str, ...], Products]:

@@ -8,10 +8,13 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.pld.pld_pmf import DensePLDPmf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from scipy.stats import norm
 
-from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.accounting.bounds import composed
+from polyclinic.privacy.accounting import RELATIONS, Relation, dpsgd_event, epsilon, gaussian_event
+from polyclinic.privacy.accounting.bounds import _epsilon_of, composed
 from polyclinic.privacy.accounting.composition import gdp_delta, optimal
 from polyclinic.privacy.events import (
     discrete_gaussian_event,
@@ -133,3 +136,45 @@ def test_rounding_in_composing_never_takes_from_a_tiny_delta(eps: float, count: 
     event = dpa.SelfComposedDpEvent(pure_event(eps), count)
     assert epsilon(event, delta) >= optimal(eps, 0.0, count, delta)
     assert epsilon(event, delta, quick=True) >= optimal(eps, 0.0, count, delta)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    noise=st.floats(0.3, 30.0), rate=st.sampled_from([1.0, 0.5, 0.05, 1e-3]), count=st.integers(1, 400),
+    exponent=st.floats(-14.0, -1.0), relation=st.sampled_from(RELATIONS),
+)  # fmt: skip
+def test_the_closed_form_of_epsilon_is_what_dp_accountings_walk_over_the_grid_gives(
+    noise: float, rate: float, count: int, exponent: float, relation: Relation
+) -> None:
+    event = dpa.GaussianDpEvent(noise) if rate == 1.0 else dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise))
+    distribution = composed(((event, count),), relation, 0.01 * max(1.0, count**0.5 / noise))
+    delta = 10.0**exponent
+    least = _epsilon_of(distribution, delta)
+    # Beyond, the walk divides by what is no longer a number; below, transforms' rounding, which we do not subtract, shows.
+    if least < 500 and delta > 1e-9:
+        assert least == pytest.approx(distribution.get_epsilon_for_delta(delta), rel=1e-6, abs=1e-8)
+    assert distribution.get_delta_for_epsilon(least) <= delta
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lowest=st.integers(-40, 40), interval=st.sampled_from([0.001, 0.1, 3.0, 40.0]), delta=st.floats(1e-12, 0.9),
+    weights=st.lists(st.sampled_from([0.0, 1e-9, 1e-3, 1.0, 5.0]), min_size=1, max_size=60),
+    infinity=st.sampled_from([0.0, 1e-6, 0.3]),
+)  # fmt: skip
+def test_whatever_the_losses_the_epsilon_bounds_delta_and_hardly_less_would(
+    lowest: int, interval: float, delta: float, weights: list[float], infinity: float
+) -> None:
+    total = sum(weights) or 1.0
+    probabilities = np.array(weights) / total * (1 - infinity) if sum(weights) else np.zeros(len(weights))
+    losses = privacy_loss_distribution.PrivacyLossDistribution(
+        DensePLDPmf(interval, lowest, probabilities, infinity, True)
+    )
+    epsilon = _epsilon_of(losses, delta)
+    if math.isinf(epsilon):
+        assert infinity > delta
+        return
+    assert losses.get_delta_for_epsilon(epsilon) <= delta * (1 + 1e-9) + 1e-15
+    # A gap of more than 500 in the losses is bounded from above, not solved.
+    if epsilon > 1e-6 and interval * len(weights) < 500:
+        assert losses.get_delta_for_epsilon(epsilon * (1 - 1e-6) - 1e-9) > delta * (1 - 1e-9) - 1e-15

@@ -1,0 +1,1 @@
+"""Private boosting: shape functions of an additive model from rounds of sums over patients."""

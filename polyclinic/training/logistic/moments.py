@@ -1,0 +1,50 @@
+"""Second moments of patients' rows by a noisy sum: how rows are shortened, their products, and what the noise leaves of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from polyclinic.types import Floats
+
+# Variances are as usual, give or take a share of it, and within these shares.
+_USUALLY, _LEAST_VARIANCE, _MOST_VARIANCE = 0.5, 0.02, 2.0
+# However noisy, products of features count for so much.
+_LEAST_TRUST = 1e-3
+
+
+def shortened(rows: Floats, radius: float | Floats) -> Floats:
+    """Rows that are longer than ``radius``, scaled to that length."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        lengths = np.linalg.norm(rows, axis=1, keepdims=True)
+        return np.asarray(rows * np.minimum(1.0, radius / np.maximum(lengths, 1e-300)))
+
+
+def products(rows: Floats, most: int) -> Floats:
+    """(n, q (q + 1) / 2) products of (n, q) features, those of two by the square root of 2, so that a row's products are as long
+    as the square of its length; with more than ``most`` features their squares alone."""
+    width = rows.shape[1]
+    if width > most:
+        return rows**2
+    products = np.empty((len(rows), width * (width + 1) // 2))
+    scaled, start = math.sqrt(2.0) * rows, 0
+    for at in range(width):
+        products[:, start] = rows[:, at] ** 2
+        np.multiply(rows[:, at, None], scaled[:, at + 1 :], out=products[:, start + 1 : start + width - at])
+        start += width - at
+    return products
+
+
+def drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, float]:
+    """Noisy covariances, drawn towards those of independent features of ``usual`` variances as far as they are noise, and the
+    largest eigenvalue of the noise that is left. error: standard deviation of the noise in a square."""
+    variances, count = np.diag(moments), len(moments)
+    products = moments - np.diag(variances)
+    entries = products[np.triu_indices(count, 1)]
+    square = float((entries**2).mean()) if len(entries) else 0.0
+    trust = max(_LEAST_TRUST, 1 - error**2 / 2 / max(square, 1e-12))
+    spread = (_USUALLY * usual) ** 2
+    variances = usual + (variances - usual) * spread / (spread + error**2)
+    variances = np.clip(variances, _LEAST_VARIANCE * usual, _MOST_VARIANCE * usual)
+    return trust * products + np.diag(variances), trust * error * math.sqrt(2 * count)

@@ -1,0 +1,142 @@
+"""k-means: without privacy Lloyd's steps of scikit-learn; with it, bounded patients, empty clusters said to be so."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from sklearn.cluster import KMeans
+
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
+from polyclinic.privacy.sums import clipped_total, exact_total
+from polyclinic.programs.analyses.clusters import Clusters, Lloyd, packed_centres
+from polyclinic.types import Arrays
+from tests.programs.test_components import COLUMNS, SCHEMA, records, run
+
+OPTIONS = {"columns": ", ".join(COLUMNS), "k": 3}
+CONFIG = RunConfig(rounds=6)
+
+
+def blobs(patients: int, seed: int = 0) -> np.ndarray:
+    """Encoded features of three well-parted groups of patients."""
+    rng = np.random.default_rng(seed)
+    centres = np.array([[-0.5, -0.5, 0.4], [0.5, -0.3, -0.4], [0.2, 0.6, 0.3]])
+    x = centres[rng.choice(3, patients, p=[0.5, 0.3, 0.2])] + rng.normal(0, 0.08, (patients, 3))
+    return np.concatenate([np.clip(x, -1, 1), np.eye(3)[rng.integers(0, 3, patients)]], axis=1)
+
+
+def fitted(method: Lloyd, z: np.ndarray, noise: float = 0.0, seed: int = 0) -> Arrays:
+    """The last state of all rounds over one table; noise is the deviation in each entry of the sums' mean."""
+    rng, state = np.random.default_rng(seed), dict[str, np.ndarray]()
+    summed = clipped_total if noise else exact_total
+    for number in range(1, method.rounds + 1):
+        asked = method.question(number, state)
+        size = method.size(number, asked)
+        total = summed(lambda *rows: method.contributions(number, asked, *rows), size, z, np.arange(len(z)), len(z))  # noqa: B023
+        state = method.absorb(number, state, total / len(z) + noise * rng.standard_normal(size), noise)
+    return state
+
+
+@pytest.mark.parametrize("scaling", ["public", "measured"])
+def test_without_privacy_they_are_the_steps_of_scikit_learn(scaling: str) -> None:
+    method = Clusters(CONFIG, 3, "age, sbp, dbp", scaling).method(SCHEMA)
+    method = replace(method, start=np.array([[-1.0, -0.5, 0.5], [0.5, -1.0, -0.5], [0.3, 1.0, 0.0]]))
+    z = method.layout.rows(blobs(500), np.zeros(500, dtype=np.int64))
+    state = fitted(method, z)
+    x = z[:, :3]
+    steps = method.rounds
+    if scaling == "measured":
+        x, steps = (x - x.mean(axis=0)) / x.std(axis=0), steps - 1
+    theirs = KMeans(3, init=method.start, n_init=1, max_iter=steps, tol=0, algorithm="lloyd").fit(x)
+    np.testing.assert_allclose(state["centres"], theirs.cluster_centers_, atol=1e-9)
+    assert state["share"] @ state["squared"] == pytest.approx(theirs.inertia_ / 500, rel=1e-6)
+
+
+def test_a_run_ends_in_centres_in_the_columns_units(tmp_path: Path) -> None:
+    result = run(tmp_path, "clusters", task_options=OPTIONS, rounds=8, privacy={"dp": False})
+    x = records().to_numpy()
+    clusters, centres = result.tables["clusters"], result.tables["centres"]
+    assert clusters["Patients"].sum() == pytest.approx(569) and clusters["Share, %"].sum() == pytest.approx(100)
+    found = centres[[f"Cluster {k + 1}" for k in range(len(clusters))]].to_numpy().T
+    scaled, spread = (found - x.mean(axis=0)) / x.std(axis=0), (x - x.mean(axis=0)) / x.std(axis=0)
+    nearest = ((spread[:, None] - scaled) ** 2).sum(axis=2).argmin(axis=1)
+    means = np.stack([spread[nearest == k].mean(axis=0) for k in range(len(scaled))])
+    assert np.abs(means - scaled).max() < 0.5, "about where its patients are"
+
+
+@pytest.mark.parametrize("secure", [{}, {"aggregation": True, "shared_noise": True}])
+def test_with_privacy_sizes_have_intervals(tmp_path: Path, secure: dict[str, Any]) -> None:
+    result = run(tmp_path, "clusters", task_options=OPTIONS, rounds=4, privacy={"epsilon": 8.0}, secure=secure)
+    table = result.tables["clusters"]
+    assert {"From", "To"} <= set(table) and (table["From"] <= table["Patients"]).all()
+    assert result.summary["privacy"]["epsilon"] <= 8
+
+
+def test_well_parted_groups_are_found_under_noise() -> None:
+    """At a noise of 12 patients' vectors among 2,000, as of epsilon 1 in six rounds."""
+    method = Clusters(CONFIG, 3, "age, sbp, dbp").method(SCHEMA)
+    z = method.layout.rows(blobs(2000), np.zeros(2000, dtype=np.int64))
+    truth = np.array([[-0.5, -0.5, 0.4], [0.5, -0.3, -0.4], [0.2, 0.6, 0.3]]) / 0.5
+    near = []
+    for seed in range(12):
+        program = Clusters(CONFIG.changed({"seed": seed}), 3, "age, sbp, dbp")
+        state = fitted(program.method(SCHEMA), z, 12 / 2000, seed)
+        centres = state["middle"] + state["spread"] * state["centres"]
+        near.append(np.linalg.norm(truth[:, None] - centres, axis=2).min(axis=1).max())
+    assert np.median(near) < 0.25, near
+
+
+def test_a_cluster_that_noise_hides_is_said_to_be_empty() -> None:
+    program = Clusters(CONFIG, 3, "age, sbp, dbp", "public")
+    method = replace(program.method(SCHEMA), start=np.array([[-1.0, -1.0, 0.8], [1.0, 0.2, 0.0], [2.0, -2.0, 2.0]]))
+    z = method.layout.rows(blobs(500), np.zeros(500, dtype=np.int64))
+    for noise in (0.0, 0.004):
+        state = fitted(method, z, noise, seed=1)
+        result = program.result(method, {"arrays": state, "patients": 500.0})
+        assert len(result.tables[0].rows) == 2 and any("1 of 3 clusters are empty" in note for note in result.notes)
+        np.testing.assert_array_equal(state["centres"][2], [2.0, -2.0, 2.0])
+
+
+def test_a_patient_adds_a_vector_of_length_one_at_most_and_a_missing_number_lies_at_the_centre() -> None:
+    method = Clusters(CONFIG, 3, "age, sbp, dbp", "public").method(SCHEMA)
+    x = np.array([[1.0, np.nan, -1.0, 1, 0, 0]])
+    z = method.layout.rows(x, np.zeros(1, dtype=np.int64))
+    asked = method.question(1, {})
+    size = method.size(1, asked)
+    total = clipped_total(lambda *rows: method.contributions(1, asked, *rows), size, 100 * z, np.zeros(1, int), 1)
+    assert 0.99 < np.linalg.norm(total) <= 1
+    vector = method.contributions(1, asked, z, np.zeros(1, int), 1).reshape(3, 5)
+    assert (vector[:, 2] == 0).all() and (vector != 0).any(axis=1).sum() == 1
+
+
+def test_spheres_lie_apart_and_follow_the_seed() -> None:
+    centres = packed_centres(5, 3, 1)
+    distances = np.linalg.norm(centres[:, None] - centres, axis=2)[np.triu_indices(5, 1)]
+    assert distances.min() > 1 and np.abs(centres).max() <= 1.5
+    np.testing.assert_array_equal(centres, packed_centres(5, 3, 1))
+    assert not np.array_equal(centres, packed_centres(5, 3, 2))
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"k": 1}, "k is 1; it must lie between 2 and 100"),
+        ({"scaling": "none"}, "scaling is 'none'"),
+        ({"columns": "height"}, "names no feature as 'height'"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        Clusters(CONFIG, **options).method(SCHEMA)
+
+
+def test_centres_of_another_shape_are_refused() -> None:
+    method = Clusters(CONFIG, 3, "age, sbp, dbp", "public").method(SCHEMA)
+    asked = method.question(1, {}) | {"centres": np.zeros((4, 3))}
+    z = method.layout.rows(blobs(5), np.zeros(5, dtype=np.int64))
+    with pytest.raises(ConfigError, match="'centres' must be 3 times 3 numbers"):
+        method.contributions(1, asked, z, np.arange(5), 5)

@@ -65,6 +65,7 @@ COMMANDS = {
     "new": (
         "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."
     ),
+    "survival": "Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time.",
     "ledger": "A hospital's privacy ledger.",
     "schema": "The public description of records: draft it, check it.",
     "review": "Blinded review: can clinicians tell synthetic patients from real ones?",
@@ -99,7 +100,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress", "effect"),
+        "analyses": ("regress", "effect", "survival"),
     }.items()
     for name in names
 }

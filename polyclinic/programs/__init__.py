@@ -25,6 +25,7 @@ _PLACES = {
     "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
     "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
     "effect": "analyses.effect:Effect",
+    "survival": "analyses.survival:Survival",
 }  # fmt: skip
 
 

@@ -28,13 +28,13 @@ LONG = (
     "docs/datasets/own.md", "docs/datasets/partitioners.md", "docs/evaluation.md", "docs/flows/inference.md",
     "docs/models.md", "docs/objectives.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
     "docs/privacy/central.md", "docs/privacy/secure-aggregation.md", "docs/records/imputation.md", "docs/start.md",
-    "docs/strategies.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
+    "docs/strategies.md", "docs/survival.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
     "docs/synthesis/marginals.md", "docs/synthesis/quality.md", "docs/synthesis/review.md",
     "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md",
     "docs/tutorials/method-developer.md", "docs/tutorials/researcher.md",
 )  # fmt: skip
 # Pages that show records of POLYCLINIC_DATA, by the folder in it.
-DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci"}
+DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci", "docs/survival.md": "ist"}
 # A line that begins so is not run here, because
 ELSEWHERE = (
     "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`

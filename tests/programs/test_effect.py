@@ -5,13 +5,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
+from flwr.app import Array, ArrayRecord
 
 from polyclinic import Federation, RunResult
+from polyclinic.client.app import app
 from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
+from polyclinic.inspection.audits import subject_of_config
 from polyclinic.plugins import dataset_named
 from polyclinic.programs.analyses.effect import Effect
+from polyclinic.training.auditing.audit import noise, sensitivity, steps
+from polyclinic.training.auditing.faults import fault_named
+from polyclinic.training.logistic.weighting import Weighting
+from polyclinic.wire.messages import QUESTION, TrainRequest
+from tests.client.test_hospital import SCHEMA, context, make_hospital, message
 
 Run = Callable[..., RunResult]
 TRIAL = dataset_named("trial").schema
@@ -111,14 +122,14 @@ def effect(**options: Any) -> Effect:
     [
         ({"treatment": ""}, "names '', which is no feature"),
         ({"treatment": "intensiv"}, "Did you mean 'intensive'"),
-        ({"treatment": "age"}, "a column of kind 'integer'; allowed are yes or no"),
-        ({"treatment": "intensive=maybe"}, "has the category 'maybe'; intensive has 0, 1"),
-        ({"covariates": "age+intensive"}, "names 'intensive', which is the treatment or named twice"),
-        ({"covariates": "age+age"}, "named twice"),
+        ({"treatment": "age"}, "names 'age'; allowed are columns of yes or no"),
+        ({"treatment": "intensive=maybe"}, "has the category 'maybe'; those of intensive are 0, 1"),
+        ({"covariates": "age+intensive"}, "names 'intensive', the treatment or a column named twice"),
+        ({"covariates": "age+age"}, "a column named twice"),
         ({"covariates": "height"}, "names 'height', which is no feature"),
-        ({"propensity": 1.0}, "'propensity' of task effect is 1.0; allowed are numbers from 0 to 0.99"),
-        ({"propensity": "half"}, "'propensity' of task effect is 'half'"),
-        ({"most_weight": 1}, "'most-weight' of task effect is 1; allowed are numbers from 2 to 1000"),
+        ({"propensity": 1.0}, "propensity is 1.0; allowed are numbers from 0 to 0.99"),
+        ({"propensity": "half"}, "propensity is 'half'"),
+        ({"most_weight": 1}, "most-weight is 1; allowed are numbers from 2 to 1000"),
     ],
 )
 def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], sentence: str) -> None:
@@ -127,17 +138,64 @@ def test_options_out_of_range_are_refused_by_name(options: dict[str, Any], sente
     assert sentence in str(refused.value)
 
 
+def names_of(method: Weighting) -> list[str]:
+    return [method.layout.names[place] for place in method.places]
+
+
 def test_a_category_is_compared_with_another_or_with_all_others() -> None:
     ist = dataset_named("ist").schema
-    method = effect(treatment="rxhep=M", control="N", covariates="age+ratrial+stype").method(ist)
-    names = ("rxhep=L", "rxhep=M")
-    at = [method.layout.names.index(name) + 1 for name in names]
-    assert method.names == ["age", "ratrial=N", "ratrial=Y", "stype=LACS", "stype=TACS", "stype=POCS", "stype=OTH"]
+    method = effect(treatment="rxhep=M", control="rxhep=N", covariates="age+ratrial+stype").method(ist)
+    at = [method.layout.names.index(name) + 1 for name in ("rxhep=L", "rxhep=M")]
+    assert names_of(method) == ["age", "ratrial=N", "ratrial=Y", "stype=LACS", "stype=TACS", "stype=POCS", "stype=OTH"]
     for arms, (medium, neither) in (
         (method.arms, ([0, 0, 1], [1, -1, -1])),
         (effect(treatment="rxhep=M", covariates="age").method(ist).arms, ([0, 0, 1], [1, 0, -1])),
     ):
         assert arms[[0, *at], 0].tolist() == medium and arms[[0, *at], 1].tolist() == neither
-    with pytest.raises(ConfigError, match="which may be missing; name the control too"):
+    with pytest.raises(ConfigError, match="of one that may be missing two categories"):
         effect(treatment="ratrial=Y").method(ist)
-    assert effect(treatment="ratrial=Y", control="N").method(ist).names[0] == "rdelay"
+    assert names_of(effect(treatment="ratrial=Y", control="ratrial=N").method(ist))[0] == "rdelay"
+
+
+POLICY = 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["effect"]\nallow-splits = true\n'
+
+
+def asked(hospital: Path, question: dict[str, np.ndarray], number: int) -> Any:
+    config = RunConfig.build({"task": "effect", "task-options": "treatment=treated"})
+    request = TrainRequest(
+        run="r", site=0, round=number, noise_multiplier=4.0, public_patients=150.0, learning_rate=1.0
+    )
+    sent = message(request, "train", {})
+    sent.content[QUESTION] = ArrayRecord({name: Array(value) for name, value in question.items()})
+    return app(sent, context(hospital, config))
+
+
+def test_a_real_hospital_answers_one_sum_and_refuses_a_lying_servers_question_unpaid(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path, POLICY)
+    table = pd.read_csv(tmp_path / "records.csv")
+    table.assign(treated=np.arange(len(table)) % 2).to_csv(tmp_path / "records.csv", index=False)
+    columns = [*SCHEMA["columns"], {"name": "treated", "kind": "binary"}]  # type: ignore[misc]
+    Schema.from_dict(SCHEMA | {"columns": columns}).to_toml(tmp_path / "schema.toml")
+    good = {
+        "round": np.array([8]), "estimate": np.zeros(4), "corrections": np.zeros((4, 2)), "means": np.full(2, 0.5)
+    }  # fmt: skip
+    for wrong, words in (
+        ({"round": np.array([9])}, "'round' must be one number from 1 to 8"),
+        ({"estimate": np.array([0.0, np.nan, 0.0, 0.0])}, "not finite"),
+        ({"corrections": np.zeros((3, 2))}, "is not one that effect can answer"),
+        ({"means": np.zeros(2, dtype=np.int64)}, "is not one that effect can answer"),
+    ):
+        assert words in asked(hospital, good | wrong, 8).error.reason
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    reply = asked(hospital, good, 8)
+    assert reply.content["arrays"]["sum"].numpy().shape == (7,)
+
+
+@pytest.mark.slow
+def test_the_audit_passes_and_catches_what_is_planted() -> None:
+    options = {"task-options": "treatment=intensive, covariates=age+male", "privacy.epsilon": 8.0}
+    config = RunConfig.build({"dataset": "trial", "task": "effect"} | options)
+    subject = subject_of_config(config, seed=0)
+    assert all(found.passed for found in (sensitivity(subject), steps(subject), *noise(subject)))
+    assert not sensitivity(subject_of_config(config, 0, fault_named("no-clipping"))).passed
+    assert not all(found.passed for found in noise(subject_of_config(config, 0, fault_named("half-noise"))))

@@ -19,7 +19,7 @@ def effect(
         str | None, typer.Option(metavar="COLUMN", help="Yes or no, or a number; default: the label.")
     ] = None,
     control: Annotated[
-        str | None, typer.Option(metavar="CATEGORY", help="Compared with this category; default: with all others.")
+        str | None, typer.Option(metavar="COLUMN=CATEGORY", help="Who is compared; default: all others.")
     ] = None,
     covariates: Annotated[
         str | None, typer.Option(metavar="COLUMNS", help="Of the propensity, as age+sex; default: all features.")

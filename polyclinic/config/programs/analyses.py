@@ -18,6 +18,7 @@ ROUNDS: dict[str, int] = {
     "components": 2,
     "clusters": 8,
     "effect": 8,
+    "survival": 1,
 }
 
 

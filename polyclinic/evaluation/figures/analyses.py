@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
 from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
+from polyclinic.evaluation.figures.survival import plot_survival
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,4 +48,6 @@ ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "loadings": plot_loadings,
     "centres": plot_centres,
     "balance": plot_balance,
+    "survival": plot_survival,
+    "survival-hospitals": plot_survival,
 }

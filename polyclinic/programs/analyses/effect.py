@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
@@ -14,30 +12,37 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
-from polyclinic.training.logistic.weighting import CONTROL, TREATED, Weighting
-from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.training.logistic.weighting import Weighting
+from polyclinic.types import Floats
 
 # A share of clipped weights is stated where its noise has at most this standard deviation.
 _MAY_BE_SAID = 0.02
+_NOTES = {
+    True: "Patients were treated by chance, so that the difference between the arms is the treatment's. The interval counts who "
+    "the patients are, and the noise that privacy added.",
+    False: "Weights by a logistic regression of the treatment make the arms alike in the covariates, and in nothing else: the "
+    "difference is the treatment's only if nothing else makes patients likely to be treated and to have the outcome. The "
+    "interval counts who the patients are, that the weights are estimated, and the noise that privacy added.",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Effect(Analysis):
-    """Task ``effect``: the mean outcome if all patients were treated and if none were; the outcome is the label.
+    """Task ``effect``: the mean outcome if all patients were treated and if none were. The outcome is the label.
 
     Args:
         treatment: A column with yes or no, or ``COLUMN=CATEGORY``.
-        control: With a category, the category of the same column with which it is compared, without the patients of others; empty
-            compares it with all other patients.
+        control: The ``COLUMN=CATEGORY`` of those who are compared; patients of neither are left out. Empty takes all others.
         covariates: Columns of the propensity model, joined by ``+``; empty takes all features but the treatment.
-        propensity: The probability of treatment by design, as 0.5 in a trial with two equal arms; 0 estimates it.
-        most_weight: The largest weight of a patient; a larger one counts as this. With a known propensity no weight is larger.
+        propensity: The probability of treatment by design, as 0.5 in a trial of two equal arms; 0 estimates it.
+        most_weight: The largest weight of a patient. With a known propensity no weight is clipped.
 
     Examples:
         >>> from polyclinic.config import RunConfig
         >>> from polyclinic.plugins import dataset_named
         >>> config = RunConfig.build({"dataset": "trial", "task": "effect"})
-        >>> Effect(config, treatment="intensive", covariates="age+male").method(dataset_named("trial").schema).names
+        >>> method = Effect(config, treatment="intensive", covariates="age+male").method(dataset_named("trial").schema)
+        >>> [method.layout.names[place] for place in method.places]
         ['age', 'male']
     """
 
@@ -50,126 +55,31 @@ class Effect(Analysis):
     def method(self, schema: Schema) -> Weighting:
         return _method(self, schema)
 
-    def made(self, schema: Schema) -> Weighting:
-        """What hospitals are asked. Raises ConfigError for an option that is out of range, or a column that is not there."""
-        for name, value, low, high in (
-            ("propensity", self.propensity, 0.0, 0.99), ("most-weight", self.most_weight, 2.0, 1000.0),
-        ):  # fmt: skip
-            if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-                raise ConfigError(
-                    f"Option {name!r} of task effect is {value!r}; allowed are numbers from {low:g} to {high:g}."
-                )
-        layout = Layout.of(schema, label_may_be_number=True)
-        if layout.classes > 2:
-            raise ConfigError(
-                f"The label {schema.label.name!r} has {layout.classes} classes; the outcome of task effect is yes or no, or a "
-                "number."
-            )
-        least = 2 if self.propensity else 4
-        if self.config.rounds < least:
-            raise ConfigError(
-                f"Configuration key 'rounds' has the value {self.config.rounds}, but task effect needs {least} or more."
-            )
-        arms, treated = self._arms(layout)
-        known = self.propensity or None
-        most = max(1 / known, 1 / (1 - known)) * (1 + 1e-9) if known else float(self.most_weight)
-        return Weighting(
-            layout, self._places(layout, treated), arms, self.config.rounds, known, most, self.config.privacy.dp
-        )
-
     def result(self, method: Weighting, state: State) -> Result:
         """Effect, balance and overlap. Raises DataError where the noise or the records leave none."""
-        arrays: Arrays = state["arrays"]
-        label = method.layout.schema.label
-        low, high = label.bounds or (0.0, 1.0)
-        tables = (
-            _effects(method.result(arrays), self._names(), label, (low, high - low)),
-            _balance(method, arrays),
-            _overlap(method, arrays, self._names()),
+        arrays, label = state["arrays"], method.layout.schema.label
+        arms = (
+            self.treatment,
+            self.control or (f"other than {self.treatment}" if "=" in self.treatment else f"no {self.treatment}"),
         )
-        before, after, noise = method.standardised(arrays)
-        rows = [
-            {"name": name, "before": float(b), "after": float(a), "noise": float(n)}
-            for name, b, a, n in zip(method.names, before, after, noise, strict=True)
-        ]
-        known = "known by design" if self.propensity else "estimated by logistic regression"
-        notes = (
-            f"The propensity is {known}; the interval counts for who the patients are"
-            f"{'' if self.propensity else ', that the propensity is estimated'} and the noise that privacy added.",
-            "It says what the treatment does only if no cause of both treatment and outcome is missing from the covariates"
-            if not self.propensity
-            else "Patients were treated by chance, so that the difference is the treatment's",
+        names, (before, after, noise) = (
+            [method.layout.names[place] for place in method.places],
+            method.standardised(arrays),
         )
+        rows = tuple(zip(names, before.tolist(), after.tolist(), noise.tolist(), strict=True))
+        headings = ("Covariate", "Before weighting", "After", "Noise")
+        balance = Table(
+            "balance", "Balance", headings, rows, dict.fromkeys(headings[1:], ".3f"),
+            "Standardised differences between the arms; beyond 0.1 is usually called unbalanced. Noise: its standard deviation.",
+        )  # fmt: skip
+        figure = [dict(zip(("name", "before", "after", "noise"), row, strict=True)) for row in rows]
+        tables = (_effects(method, arrays, arms), balance, _overlap(method, arrays, arms))
         return Result(
-            f"Effect of {self._names()[TREATED]} on {label.name}", tables, {"balance": rows}, (notes[0], f"{notes[1]}.")
+            f"Effect of {self.treatment} on {label.name}", tables, {"balance": figure}, (_NOTES[bool(self.propensity)],)
         )
 
-    def _names(self) -> tuple[str, str]:
-        """What the two arms are called."""
-        column, _, category = self.treatment.partition("=")
-        if not category:
-            return column, f"no {column}"
-        return self.treatment, f"{column}={self.control}" if self.control else f"other {column}"
-
-    def _arms(self, layout: Layout) -> tuple[Floats, str]:
-        """(D + 1, 2) as ``Weighting.arms``, and the treatment's column."""
-        name, _, category = (part.strip() for part in self.treatment.partition("="))
-        column, at = self._column(layout, name, "treatment")
-        binary = column.kind == "binary"
-        if not (binary or column.kind == "categorical"):
-            raise ConfigError(
-                f"Option 'treatment' of task effect names {name!r}, a column of kind {column.kind!r}; allowed are yes or no "
-                "(binary) and COLUMN=CATEGORY (categorical)."
-            )
-        if column.nullable and not self.control:
-            raise ConfigError(
-                f"Option 'treatment' of task effect names {name!r}, which may be missing; name the control too, and patients "
-                "with neither are left out."
-            )
-        categories = column.categories or ("0", "1")
-        chosen = [category or (categories[1] if binary else ""), self.control or (categories[0] if binary else "")]
-        for option, value in zip(("treatment", "control"), chosen, strict=True):
-            if value not in categories and (value or option == "treatment"):
-                raise ConfigError(
-                    f"Option {option!r} of task effect has the category {value!r}; {name} has {', '.join(categories)}."
-                    f"{nearest(value, categories)}"
-                )
-        arms = np.zeros((layout.width + 1, 2))
-        for arm, value in enumerate(chosen):
-            if not value:
-                arms[:, arm] = -arms[:, TREATED]
-                arms[0, arm] += 1
-                continue
-            place = categories.index(value) - int(binary or column.drop_first)
-            if place >= 0:
-                arms[1 + at.start + place, arm] = 1.0
-            else:
-                arms[0, arm] = 1.0
-                arms[1 + at.start : 1 + at.stop, arm] = -1.0
-        return arms, name
-
-    def _places(self, layout: Layout, treated: str) -> Ints:
-        """(q,) of the covariates: of categories that are never missing all but the first, of other columns where they are missing
-        too."""
-        given = [part.strip() for part in self.covariates.split("+")] if self.covariates else []
-        names = given or [column.name for column, _ in layout.columns if column.name != treated]
-        places: list[int] = []
-        for name in names:
-            column, at = self._column(layout, name, "covariates")
-            if name == treated or names.count(name) > 1:
-                raise ConfigError(
-                    f"Option 'covariates' of task effect names {name!r}, which is the treatment or named twice."
-                )
-            own = list(range(at.start, at.stop))
-            places += own[1:] if column.kind == "categorical" and not (column.nullable or column.drop_first) else own
-            absent = [f"{layout.names[place]} missing" for place in own]
-            places += [place for place, there in enumerate(layout.names) if there in absent]
-        if not places and not self.propensity:
-            raise ConfigError("Option 'covariates' of task effect leaves no column; name one, or give the propensity.")
-        return np.array(places, dtype=np.int64)
-
-    @staticmethod
-    def _column(layout: Layout, name: str, option: str) -> tuple[Column, slice]:
+    def column(self, layout: Layout, name: str, option: str) -> tuple[Column, slice]:
+        """The feature ``name`` and its place. Raises ConfigError, naming the ``option``, where there is none."""
         known = {column.name: (column, at) for column, at in layout.columns}
         if name not in known:
             raise ConfigError(
@@ -178,61 +88,107 @@ class Effect(Analysis):
             )
         return known[name]
 
+    def arm(self, layout: Layout, text: str, option: str) -> Floats:
+        """(D + 1,) by which a row behind a 1 gives whether a patient is in the arm of a column or a ``COLUMN=CATEGORY``.
+
+        Raises ConfigError for a column of another kind, one that may be missing in both arms, or another category.
+        """
+        name, _, category = text.partition("=")
+        column, at = self.column(layout, name, option)
+        if column.kind not in ("binary", "categorical") or (column.nullable and not self.control):
+            raise ConfigError(
+                f"Option {option!r} of task effect names {name!r}; allowed are columns of yes or no (binary) and "
+                "COLUMN=CATEGORY, and of one that may be missing two categories, treatment and control."
+            )
+        categories = column.categories or ("0", "1")
+        if column.kind == "binary" and not category:
+            category = categories[1]
+        if category not in categories:
+            raise ConfigError(
+                f"Option {option!r} of task effect has the category {category!r}; those of {name} are {', '.join(categories)}."
+            )
+        arm, place = (
+            np.zeros(layout.width + 1),
+            categories.index(category) - (column.kind == "binary" or column.drop_first),
+        )
+        if place < 0:  # the one that has no number
+            arm[0], arm[1 + at.start : 1 + at.stop] = 1.0, -1.0
+        else:
+            arm[1 + at.start + place] = 1.0
+        return arm
+
+    def places(self, layout: Layout) -> list[int]:
+        """Where the covariates are: of categories all but one, of other columns also where they are missing."""
+        treated, places = self.treatment.partition("=")[0], []
+        names = (
+            self.covariates.split("+") if self.covariates else [c.name for c, _ in layout.columns if c.name != treated]
+        )
+        for name in map(str.strip, names):
+            column, at = self.column(layout, name, "covariates")
+            if name == treated or names.count(name) > 1:
+                raise ConfigError(
+                    f"Option 'covariates' of task effect names {name!r}, the treatment or a column named twice."
+                )
+            own = list(range(at.start, at.stop))
+            places += own[1:] if column.kind == "categorical" and not (column.nullable or column.drop_first) else own
+            absent = {f"{layout.names[place]} missing" for place in own}
+            places += [place for place, there in enumerate(layout.names) if there in absent]
+        return places
+
 
 @lru_cache(maxsize=16)
 def _method(program: Effect, schema: Schema) -> Weighting:
-    """Every round and hospital asks for it."""
-    return program.made(schema)
+    """Of a run, whose rounds and hospitals ask for it many times, the same. Raises ConfigError naming the option."""
+    known, rounds, layout = program.propensity, program.config.rounds, Layout.of(schema, label_may_be_number=True)
+    for name, value, low, high in (
+        ("propensity", known, 0.0, 0.99), ("most-weight", program.most_weight, 2.0, 1000.0),
+        ("rounds", rounds, 2 if known else 4, 10_000), ("classes of the outcome", layout.classes, 1, 2),
+    ):  # fmt: skip
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+            raise ConfigError(f"Task effect: {name} is {value!r}; allowed are numbers from {low:g} to {high:g}.")
+    treated = program.arm(layout, program.treatment, "treatment")
+    control = program.arm(layout, program.control, "control") if program.control else np.eye(len(treated))[0] - treated
+    places = np.array(program.places(layout), dtype=np.int64)
+    most = max(1 / known, 1 / (1 - known)) * (1 + 1e-9) if known else float(program.most_weight)
+    return Weighting(
+        layout, places, np.stack([treated, control], axis=1), rounds, known or None, most, program.config.privacy.dp
+    )
 
 
-def _effects(effect: Any, names: tuple[str, str], label: Column, scale: tuple[float, float]) -> Table:
-    """Both means, their difference and of yes or no their ratio. scale: what stands for an outcome of 0, and for 1 more."""
-    low, width = scale
-    number = label.kind in BOUNDED_KINDS
+def _effects(method: Weighting, arrays: dict[str, Floats], arms: tuple[str, str]) -> Table:
+    """Both means, their difference and of yes or no their ratio, in the outcome's unit."""
+    effect, label = method.result(arrays), method.layout.schema.label
+    number, (low, high) = label.kind in BOUNDED_KINDS, label.bounds or (0.0, 1.0)
     rows: list[tuple[Cell, ...]] = []
-
-    def add(name: str, value: float, gradient: list[float], start: float, unit: float) -> None:
+    what, means = "Mean" if number else "Risk", effect.means
+    for name, gradient, start in (
+        (f"{what}, {arms[0]}", [1.0, 0.0], low), (f"{what}, {arms[1]}", [0.0, 1.0], low),
+        (f"{what} difference", [1.0, -1.0], 0.0),
+    ):  # fmt: skip
         error, share, factor = effect.along(np.array(gradient))
-        around = factor * error
-        rows.append(
-            (name, start + unit * value, *(start + unit * (value + s * around) for s in (-1, 1)), unit * error, share)
-        )
-
-    what = "Mean" if number else "Risk"
-    add(f"{what}, {names[TREATED]}", effect.means[TREATED], [1.0, 0.0], low, width)
-    add(f"{what}, {names[CONTROL]}", effect.means[CONTROL], [0.0, 1.0], low, width)
-    add(f"{what} difference", effect.means[TREATED] - effect.means[CONTROL], [1.0, -1.0], 0.0, width)
-    if not number and (effect.means > 0).all():
-        error, share, factor = effect.along(np.array([1.0, -1.0]) / effect.means)
-        ratio = math.log(effect.means[TREATED] / effect.means[CONTROL])
-        limits = (math.exp(ratio + sign * factor * error) for sign in (-1, 1))
-        rows.append(("Risk ratio", math.exp(ratio), *limits, math.exp(ratio) * error, share))
+        each = start + (high - low) * (means @ gradient + error * factor * np.array([0.0, -1.0, 1.0]))
+        rows.append((name, *each.tolist(), (high - low) * error, share))
+    if not number and (means > 0).all():
+        error, share, factor = effect.along(np.array([1.0, -1.0]) / means)
+        ratio = means[0] / means[1] * np.exp(error * factor * np.array([0.0, -1.0, 1.0]))
+        rows.append(("Risk ratio", *ratio.tolist(), float(ratio[0]) * error, share))
     headings = ("", "Estimate", "95 % from", "to", "SE", "By noise")
-    formats = dict.fromkeys(headings[1:5], ".4g" if number else ".4f") | {headings[5]: ".0%"}
-    unit = f" In {label.unit}." if number and label.unit else ""
+    formats = dict.fromkeys(headings[1:5], ".4g" if number else ".4f") | {"By noise": ".0%"}
+    unit = f" In {label.unit}." if label.unit else ""
     note = (
-        f"Means if all patients were in the arm, by inverse-probability weights (Hájek).{unit} By noise: the share of the "
-        "squared standard error (SE) that privacy added."
+        f"Means if all patients were in the arm, by inverse-probability weights (Hájek).{unit} "
+        "By noise: the share of the squared standard error (SE) that privacy added."
     )
     return Table("effect", f"Average treatment effect on {label.name}", headings, tuple(rows), formats, note)
 
 
-def _balance(method: Weighting, arrays: Arrays) -> Table:
-    columns = zip(method.names, *(map(float, values) for values in method.standardised(arrays)), strict=True)
-    headings = ("Covariate", "Before weighting", "After", "Noise")
-    note = "Standardised differences between the arms; beyond 0.1 is usually called unbalanced. Noise: its standard deviation."
-    return Table("balance", "Balance", headings, tuple(columns), dict.fromkeys(headings[1:], ".3f"), note)
-
-
-def _overlap(method: Weighting, arrays: Arrays, names: tuple[str, str]) -> Table:
+def _overlap(method: Weighting, arrays: dict[str, Floats], arms: tuple[str, str]) -> Table:
     """Of how many patients the arms are, and the shares of weights that were clipped where the noise lets them be said."""
-    parts, noise, patients = method.balance(arrays), float(arrays["noise"][0]), float(arrays["patients"][0])
-    rows: list[tuple[Cell, ...]] = []
-    for name, count, clipped in zip(names, parts["x"][:, 0], parts["numbers"][:, 2], strict=True):
-        said = noise <= _MAY_BE_SAID * count
-        rows.append((name, round(patients * count), max(float(clipped / count), 0.0) if said else None, noise / count))
-    headings = ("Arm", "Patients", "Weights clipped", "Noise")
-    most = f"{method.most:g}"
+    columns = zip(arms, *(values.tolist() for values in method.overlap(arrays)), strict=True)
+    rows = [
+        (arm, round(n), max(share, 0.0) if noise <= _MAY_BE_SAID else None, noise) for arm, n, share, noise in columns
+    ]
+    headings, most = ("Arm", "Patients", "Weights clipped", "Noise"), f"{method.most:g}"
     note = (
         f"Weights above {most}, of patients whose probability to be in their arm is below {1 / method.most:.2g}, count as {most}."
         " Where many are clipped, the arms overlap too little for weighting."

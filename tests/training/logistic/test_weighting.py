@@ -46,8 +46,9 @@ def test_clipped_weights_give_the_weighted_means_of_clipped_weights() -> None:
     method = weighting(False, most=2.5)
     effect, state = fit(method, [z[:300], z[300:]])
     np.testing.assert_allclose(effect.means, expected, atol=1e-6)
-    clipped, count = method.balance(state)["numbers"][:, 2], method.balance(state)["x"][:, 0]
-    np.testing.assert_allclose(clipped / count, [(weights == 2.5)[treated == arm].mean() for arm in (1, 0)], atol=1e-9)
+    counts, clipped, _ = method.overlap(state)
+    np.testing.assert_allclose(counts, [(treated == arm).sum() for arm in (1, 0)])
+    np.testing.assert_allclose(clipped, [(weights == 2.5)[treated == arm].mean() for arm in (1, 0)], atol=1e-9)
     before, after, _ = method.standardised(state)
     for j in range(4):
         column = [x[treated == arm, j + 1] for arm in (1, 0)]

@@ -29,7 +29,7 @@ Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
-_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
+_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
 def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
-    formats = {column: _FORMATS.get(column, ".4g") for column in columns if column != "Hospital"}
+    formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
     return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
 
@@ -240,10 +240,10 @@ def _of_fit(family: str, fit: Fit) -> Table:
 def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
     (low, high), fixed, random = found.prediction or (None, None), found.fixed, found.random
     return {
-        "Hospitals": found.hospitals, "Random effects": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
+        "Hospitals": found.hospitals, "Random": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
         "Next low": low, "Next high": high,
     }, {
-        "Fixed effect": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
+        "Fixed": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
         "I²": found.i2,
     }  # fmt: skip
 

@@ -113,7 +113,7 @@ def test_each_hospital_by_itself_and_all_together(tmp_path: Path) -> None:
     assert [row[2:4] for row in rows if row[0] == "age"] == [pytest.approx(pair, rel=1e-6) for pair in own]
     estimates, errors = np.array(own).T
     expected = meta_analysis(estimates, errors)
-    assert column(found, "pooled", "Random effects")["age"] == pytest.approx(expected.random.estimate, rel=1e-6)
+    assert column(found, "pooled", "Random")["age"] == pytest.approx(expected.random.estimate, rel=1e-6)
     assert column(found, "heterogeneity", "τ²")["age"] == pytest.approx(expected.tau2, rel=1e-5, abs=1e-12)
 
 

@@ -171,3 +171,9 @@ def test_with_noise_intervals_count_it(tmp_path: Path, shared: bool) -> None:
 def test_what_cannot_be_is_refused_in_one_sentence(tmp_path: Path, options: Any, keys: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         run(tmp_path, keys=keys, **options)
+
+
+def test_nobody_is_held_out_under_flower_either() -> None:
+    """Flower gives a run all keys of the app's table, of which an empty one has the task's own default."""
+    config = RunConfig.from_flower(RunConfig.packaged() | {"task": "regression", "task-options": "formula='a ~ b'"})
+    assert config.split.fraction == 0 and config.rounds == 10

@@ -46,7 +46,9 @@ COMMANDS = {
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
-    "effect": "Estimate the average effect of a treatment, with its balance and an interval that counts the noise.",
+    "effect": (
+        "Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."
+    ),
     "quality": (
         "Judge a run's synthetic patients beside held-out real ones: "
         "columns, correlations, courses, codes, rules, what they teach."

@@ -156,7 +156,8 @@ class Products:
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
         """Why a hospital does not answer without privacy; empty where it does."""
         there = self.numbers.present(z)
-        return self.numbers.refusal(there if round < self.rounds else there.all(axis=1, keepdims=True), patient)
+        parts = there if round < self.rounds else np.asarray(there.all(axis=1, keepdims=True))
+        return self.numbers.refusal(parts, patient)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The state with the scale, or with the sum and its noise."""

@@ -66,6 +66,7 @@ def test_public_scales_bound_every_row_and_a_lone_category_moves_no_column() -> 
     "I(9**9**9)", "hashed(age)", "I(age + 1" + "0" * 400 + ")", "bs(age, df=1e999)", "bs(age, df=2)",
     "lag(age)", "C(bmi)", "log(region)", "C(region, Treatment('east'))", "nobody", "log(age - 50)",
     "age**2**2", "2.5",
+    "bs(age, df=4, degree=-10000000000)", "bs(age, degree=1e400)", f"I(age * 1{'0' * 400})", "I(age - 1e400)",
 ])  # fmt: skip
 def test_nothing_else_is_allowed_and_nothing_of_it_is_run(part: str) -> None:
     with pytest.raises(ConfigError, match="formula"):

@@ -29,6 +29,8 @@ Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
+#: Hospitals keep exact sums that tell of fewer patients, whatever a coordinator asks (DataSHIELD's nfilter.tab).
+LEAST = 3
 _LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
 
 
@@ -51,8 +53,8 @@ class Regression(Analysis):
         for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if type(self.least) is not int or self.least < 1:
-            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from 1 on")
+        if type(self.least) is not int or self.least < LEAST:
+            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from {LEAST} on")
         if not isinstance(self.formula, str) or not self.formula.strip():
             raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
         if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):

@@ -138,11 +138,13 @@ class ExactRegression:
         information += np.triu(information, 1).T
         size = np.maximum(np.linalg.norm(mean) * asked["size"], 1e-300) if self.divided else np.ones(1)
         after = {**state, "size": size, "close": np.array([np.inf])}
-        rounded = 1e-9 * abs(total[2]) + 10 * noise * state["patients"][0] * asked["size"][0]
-        if round > 2 and total[2] < state["loglik"][0] - rounded:
+        seen = 10 * noise * state["patients"][0] * asked["size"][0]  # beyond a secure sum's rounding
+        rounded = 1e-9 * abs(total[2]) + seen
+        if round > 2 and "loglik" in state and total[2] < state["loglik"][0] - rounded:
             return {**after, "estimate": (asked["estimate"] + state["best"]) / 2}
         further = bool(self.family.further)
-        there = np.diag(information) > 1e-10 * max(total[0], 1.0) if round == 1 else state["there"].astype(bool)
+        # A hospital that is combined by itself may answer later than in round 1.
+        there = state["there"].astype(bool) if "there" in state else np.diag(information) > seen
         moves, step = there.copy(), np.zeros(k)
         if further:  # its first information may be negative, and says nothing before there are predictors
             there[-1], moves[-1] = True, round > 1

@@ -40,7 +40,7 @@ _ARITHMETIC = {
 _CALLED = {"C", "Treatment", "poly", "bs", *_FUNCTIONS}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, OverflowError, MemoryError, RecursionError)
 _LONGEST, _MOST_TERMS, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 1000, 200, 4, 50, 8, 1001
-_LARGEST = 1e100
+_LARGEST = 1e300  # of a number in a formula
 
 
 @dataclass(frozen=True, eq=False)
@@ -346,11 +346,13 @@ def _spline(text: str, source: Source, options: Mapping[str | None, ast.expr]) -
     try:
         given = {name: ast.literal_eval(value) for name, value in options.items()}
         degree, df, knots = int(given.pop("degree", 3)), given.pop("df", None), given.pop("knots", None)
+        if not 1 <= degree <= _MOST_DEGREE:  # before so many knots are made
+            raise ValueError
         even = np.linspace(low, high, min(int(df or 0), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else ()
         inner = np.asarray(even if knots is None else knots, float)
         rising = np.diff([low, *inner, high]) > 0
         few = int(df) < degree if knots is None else df is not None
-        if given or few or not rising.all() or not 1 <= degree <= _MOST_DEGREE or len(inner) > _MOST_LEVELS:
+        if given or few or not rising.all() or len(inner) > _MOST_LEVELS:
             raise ValueError
     except _UNREADABLE:
         raise ConfigError(

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from polyclinic import Federation
 from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.encoding import column_values
 from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.sums import clipped_total, exact_total
 from polyclinic.programs.analyses.clusters import Clusters, Lloyd, packed_centres
+from polyclinic.programs.analyses.components import spectrum
 from polyclinic.types import Arrays
 from tests.programs.test_components import COLUMNS, SCHEMA, records, run
 
@@ -140,3 +145,36 @@ def test_centres_of_another_shape_are_refused() -> None:
     z = method.layout.rows(blobs(5), np.zeros(5, dtype=np.int64))
     with pytest.raises(ConfigError, match="'centres' must be 3 times 3 numbers"):
         method.contributions(1, asked, z, np.arange(5), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epsilon", "distance", "share"), [(1.0, 1.079, 0.951), (3.0, 1.038, 0.989), (10.0, 1.032, 0.998)]
+)
+def test_the_page_says_what_privacy_costs_on_heart_disease(
+    heart_disease: None, tmp_path: Path, epsilon: float, distance: float, share: float
+) -> None:
+    """Over twelve seeds, beside k-means and components of the pooled complete records without privacy (docs/describe.md)."""
+    names = ["age", "trestbps", "chol", "thalach", "oldpeak"]
+    shards = load_shards(dataset_named("heart-disease-920"), 0, "natural", 0, 1.0)
+    rows = np.concatenate([np.stack([column_values(s.x, s.schema, name) for name in names], axis=1) for s in shards])
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    z, exact = (rows - rows.mean(axis=0)) / rows.std(axis=0), spectrum(np.corrcoef(rows.T))[0]
+    best = KMeans(3, n_init=20, random_state=0).fit(z).inertia_ / len(z)
+    given = {"columns": ", ".join(names)}
+    distances, shares = [], []
+    for seed in range(12):
+        federation = Federation.from_dataset(
+            "heart-disease-920", out=str(tmp_path), seed=seed, privacy={"epsilon": epsilon}
+        )
+        ended = federation.run(task="clusters", rounds=5, task_options=given | {"k": 3}, pictures=False)
+        centres = (ended.tables["centres"].iloc[:, 1:].to_numpy().T - rows.mean(axis=0)) / rows.std(axis=0)
+        distances.append(((z[:, None] - centres) ** 2).sum(axis=2).min(axis=1).mean() / best)
+        ended = federation.run(task="components", task_options=given, pictures=False)
+        if not ended.summary["analysis"]["refused"]:
+            first = ended.tables["loadings"][["PC1", "PC2"]].to_numpy()
+            shares.append(np.trace(first.T @ np.corrcoef(rows.T) @ first) / exact[:2].sum())
+    print(
+        epsilon, np.mean(distances), np.std(distances) / 12**0.5, np.mean(shares), np.std(shares) / 12**0.5, len(shares)
+    )
+    assert np.mean(distances) == pytest.approx(distance, abs=0.02) and np.mean(shares) == pytest.approx(share, abs=0.02)

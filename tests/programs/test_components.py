@@ -138,7 +138,7 @@ def test_intervals_hold_the_eigenvalues_of_the_sum_without_noise() -> None:
     [
         ({"columns": "height"}, "columns names no feature as 'height'"),
         ({"columns": "age"}, "fewer than two numbers"),
-        ({"scaling": "none"}, "scaling is 'none'; allowed are public, measured"),
+        ({"scaling": "none"}, "scaling is 'none'; allowed: public, measured"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict[str, Any], says: str) -> None:

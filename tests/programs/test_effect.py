@@ -109,6 +109,11 @@ def test_aspirin_in_the_stroke_trial_does_what_was_published(
     assert effect[0] == pytest.approx(given, abs=within) and effect[1] == pytest.approx(without, abs=within)
     value, low, high = difference(result)
     assert value < 0 and (high < 0) == helps and low < given - without < high
+    page = (Path(__file__).parents[2] / "docs" / "effects.md").read_text(encoding="utf-8")
+    shown = "{:.2f}, {:.2f}, {:.2f} ({:.2f} to {:.2f})".format(
+        *(100 * x for x in (effect[0], effect[1], value, low, high))
+    )
+    assert shown.replace("-", "−") in page, shown
     if not secure:
         assert result.tables["overlap"]["Patients"].tolist() == [9720, 9715]
 

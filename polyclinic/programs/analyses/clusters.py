@@ -122,16 +122,13 @@ class Clusters(Analysis):
     def method(self, schema: Schema) -> Lloyd:
         if not (isinstance(self.k, int) and 2 <= self.k <= 100):
             raise ConfigError(f"Configuration key 'task-options': k is {self.k!r}; it must lie between 2 and 100.")
-        numbers, rounds, measures = (
-            Numbers.of(schema, self.columns, self.scaling),
-            self.config.rounds,
-            self.scaling == "measured",
-        )
-        if rounds <= measures:
+        numbers, measures = Numbers.of(schema, self.columns, self.scaling), self.scaling == "measured"
+        if self.config.rounds <= measures:
             raise ConfigError(
-                "Configuration key 'rounds' is 1, but scaling 'measured' spends that on scales; set rounds to 2 or more."
+                "Configuration key 'rounds' is 1, which scaling 'measured' spends on scales; set it to 2 or more."
             )
-        return Lloyd(numbers, packed_centres(self.k, len(numbers.places), self.config.seed), rounds, measures)
+        centres = packed_centres(self.k, len(numbers.places), self.config.seed)
+        return Lloyd(numbers, centres, self.config.rounds, measures)
 
     def result(self, method: Lloyd, state: State) -> Result:
         """Centres in the columns' units, how many patients are nearest to each, and how far these lie from it."""
@@ -147,10 +144,8 @@ class Clusters(Analysis):
         sizes = np.concatenate([counts, [100 * share / share.sum(), squared]]).T.tolist()
         scales = method.numbers.scales()
         centre, scale = (np.array([one[name] for one in scales]) for name in ("centre", "scale"))
-        units = [
-            f"{name}, {one['unit']}" if one["unit"] else name
-            for name, one in zip(method.numbers.names, scales, strict=True)
-        ]
+        names = zip(method.numbers.names, (one["unit"] for one in scales), strict=True)
+        units = [f"{name}, {unit}" if unit else name for name, unit in names]
         cells = centre + scale * (ended["middle"] + ended["spread"] * ended["centres"][order])
         half = _CERTAIN * noise * method.reach / _WHERE / share.min() * ended["spread"] * scale
         moved = ", ".join(f"{name} {value:.3g}" for name, value in zip(units, half.tolist(), strict=True))
@@ -161,7 +156,7 @@ class Clusters(Analysis):
         ]
         if empty:
             notes.append(
-                f"{empty} of {len(everyone)} clusters are empty{', as far as the noise shows' if private else ''}."
+                f"{empty} of {len(everyone)} clusters are empty{', as far as noise shows' if private else ''}."
             )
         headings = ("Cluster", "Patients", *("From", "To") * private, "Share, %", "Variance within")
         formats = dict.fromkeys(headings, ",.0f") | {"Share, %": ".1f", "Variance within": ".3f"}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.privacy.streams import generator
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
@@ -40,22 +40,20 @@ class Numbers:
         """
         if scaling not in SCALINGS:
             raise ConfigError(
-                f"Configuration key 'task-options': scaling is {scaling!r}; allowed are {', '.join(SCALINGS)}."
+                f"Configuration key 'task-options': scaling is {scaling!r}; allowed: {', '.join(SCALINGS)}."
             )
         layout = Layout.of(schema, label_may_be_number=True)
-        known = {column.name: [place for place in range(at.start, at.stop)] for column, at in layout.columns}
+        known = {column.name: list(range(at.start, at.stop)) for column, at in layout.columns}
         names = list(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else []
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"Configuration key 'task-options': columns names no feature as {name!r}; features are {', '.join(known)}."
-                    f"{nearest(name, known)}"
-                )
-        every = [place for places in known.values() for place in places if layout.numeric[place]]
-        places = [place for name in names for place in known[name]] if names else every
+        if strange := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"Configuration key 'task-options': columns names no feature as {strange[0]!r}; features are "
+                f"{', '.join(known)}.{nearest(strange[0], known)}"
+            )
+        places = [place for name in names or known for place in known[name] if names or layout.numeric[place]]
         if len(places) < 2:
             raise ConfigError(
-                f"Configuration key 'task-options': columns has fewer than two numbers of {', '.join(known)}."
+                f"Configuration key 'task-options': columns has fewer than two numbers; name {several(known)}."
             )
         indicators = np.where(layout.nullable, layout.features + np.cumsum(layout.nullable) - 1, -1)
         return cls(layout, np.array(places), indicators[places])
@@ -196,9 +194,10 @@ class Components(Analysis):
         count = float(total[0]) / _ONE * float(state["patients"])
         if not (total[0] > 3 * noise and count > 1.5):
             raise DataError("the noise hides how many patients have all of the columns; name fewer, or spend more.")
-        matrix = self._scaled(method, total, count, noise)
+        self._check_variances(method, total, noise)
+        matrix = self._scaled(method, total, count)
         values, vectors = spectrum(matrix)
-        floor, spread = self._noise(method, total, noise, (matrix, vectors, count))
+        floor, spread = self._noise(method, total, noise, count)
         names, shown, private = method.numbers.names, min(_SHOWN, len(values)), noise > 0
         explained = np.maximum(values, 0.0) / np.trace(matrix)
         ends = np.maximum(np.stack([values, values - floor, values + floor]), 0.0)[: 3 if private else 1]
@@ -227,32 +226,35 @@ class Components(Analysis):
             tuple(notes),
         )  # fmt: skip
 
-    def _scaled(self, method: Products, total: Floats, count: float, noise: float) -> Floats:
-        """The covariance or correlation matrix. Raises DataError where the noise hides how much a number varies."""
+    def _check_variances(self, method: Products, total: Floats, noise: float) -> None:
+        """Raises DataError where the noise hides how much a number varies, by which it is to be divided."""
         share, matrix = method.covariance(total)
-        if self.scaling == "public":
-            return np.asarray(matrix * count / (count - 1))
-        variances, error = np.diag(matrix), 2 * noise * method.reach**2 / _PRODUCTS / share
-        if hidden := [
-            name for name, one in zip(method.numbers.names, variances, strict=True) if one <= max(error, 1e-12)
-        ]:
+        least = max(2 * noise * method.reach**2 / _PRODUCTS / share, 1e-12) if self.scaling == "measured" else -np.inf
+        hidden = [name for name, one in zip(method.numbers.names, np.diag(matrix), strict=True) if one <= least]
+        if hidden:
             raise DataError(
-                f"the noise hides how much {', '.join(hidden)} varies; leave it out of columns, or take scaling 'public'."
+                f"the noise hides how much {', '.join(hidden)} varies; leave it out, or take scaling 'public'."
             )
-        return np.asarray(matrix / np.sqrt(np.outer(variances, variances)))
 
-    def _noise(
-        self, method: Products, total: Floats, noise: float, known: tuple[Floats, Floats, float]
-    ) -> tuple[float, Floats]:  # fmt: skip
+    def _scaled(self, method: Products, total: Floats, count: float) -> Floats:
+        """The covariance matrix (of divisor n - 1), or the correlation matrix."""
+        matrix = method.covariance(total)[1]
+        deviations = np.sqrt(np.maximum(np.diag(matrix), 1e-12))
+        scaled = matrix * count / (count - 1) if self.scaling == "public" else matrix / np.outer(deviations, deviations)
+        return np.asarray(scaled)
+
+    def _noise(self, method: Products, total: Floats, noise: float, count: float) -> tuple[float, Floats]:
         """The 95 % quantiles of what noise like that of the sum does again: to the matrix, in its spectral norm, and to the
         (d, d) loadings."""
-        matrix, vectors, count = known
-        rng, moved, shifted = generator(self.config.seed, "components"), [0.0], [np.zeros_like(vectors)]
-        for _ in range(_DRAWS if noise else 0):
-            try:
-                again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count, 0.0)
-            except DataError:  # a variance that is none
-                continue
+        matrix, rng, moved, shifted = (
+            self._scaled(method, total, count),
+            generator(self.config.seed, "components"),
+            [],
+            [],
+        )
+        vectors = spectrum(matrix)[1]
+        for _ in range(_DRAWS if noise else 1):
+            again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count)
             moved.append(float(np.abs(np.linalg.eigvalsh(again - matrix)).max()))
             others = spectrum(again)[1]
             shifted.append(np.abs(others * np.sign((others * vectors).sum(axis=0)) - vectors))

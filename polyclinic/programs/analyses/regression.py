@@ -29,7 +29,9 @@ Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
-_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
+#: Hospitals keep exact sums that tell of fewer patients, whatever a coordinator asks (DataSHIELD's nfilter.tab).
+LEAST = 3
+_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,12 @@ class Regression(Analysis):
         for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if type(self.least) is not int or self.least < 1:
-            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from 1 on")
+        if type(self.least) is not int or self.least < LEAST:
+            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from {LEAST} on")
         if not isinstance(self.formula, str) or not self.formula.strip():
             raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
         if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):
-            raise ValueError(
-                "errors robust goes with exact sums of all hospitals; take errors classic with privacy or meta"
-            )
+            raise ValueError("errors robust goes with exact sums of all hospitals; take classic with privacy or meta")
         if (self.errors == "robust" or self.meta != "none") and self.config.secure.aggregation:
             raise ValueError(
                 "errors robust and meta need each hospital's sum, but secure.aggregation opens their total alone; set "
@@ -111,11 +111,11 @@ class Regression(Analysis):
                 "A patient's rows count as one, by their mean, so that intervals of several rows are rather too wide.",
             ]
         else:
-            few = f"A hospital takes no part where a term rests on some of its patients, fewer than {self.least}."
-            notes.append(f"Sums are exact. {few}")
-        return Result(
-            title, tuple(tables), {"forest": {"rows": forest, "ratio": ratio}} if forest else {}, tuple(notes)
-        )
+            notes.append(
+                f"Sums are exact. A hospital takes no part where a term rests on 1 to {self.least - 1} of its patients."
+            )
+        numbers = {"forest": {"rows": forest, "ratio": ratio}} if forest else {}
+        return Result(title, tuple(tables), numbers, tuple(notes))
 
     def _combined(self, method: Method, state: State, notes: list[str]) -> tuple[list[Table], list[dict[str, Any]]]:
         """Tables of the meta-analysis of hospitals' own fits, and the forest plot's lines. ``notes`` say who is left out."""
@@ -132,18 +132,15 @@ class Regression(Analysis):
             if len(own) < 2:
                 notes.append(f"Fewer than two hospitals have an estimate of {term}, which is not combined.")
                 continue
-            estimates, errors = (
-                np.array([row[key] for row in own.values()], float) for key in ("Estimate", "Std. error")
-            )
-            found = meta_analysis(estimates, errors, "dl" if self.meta == "dl" else "reml", level=_LEVEL)
+            estimates, errors = np.array([(row["Estimate"], row["Std. error"]) for row in own.values()], float).T
+            found = meta_analysis(estimates, errors, self.meta, level=_LEVEL)
             pooled[term], spread[term] = _of_meta(found)
             if term not in _NO_EFFECTS:
-                random = {"Estimate": found.random.estimate, "Low": found.random.low, "High": found.random.high}
-                forest += [
-                    {"label": term, "kind": "heading"},
-                    *(forest_line(f"Hospital {name}", row, "hospital") for name, row in own.items()),
-                ]
-                forest.append(forest_line("Random effects", random, "pooled"))
+                forest.append({"label": term, "kind": "heading"})
+                forest += [forest_line(f"Hospital {name}", row, "hospital") for name, row in own.items()]
+                forest.append(
+                    forest_line("Random effects", {"Estimate": found.random.estimate} | pooled[term], "pooled")
+                )
         if not pooled:
             raise DataError(" ".join(["nothing can be combined.", *notes]))
         notes.append("Hospitals are numbered as in the run's table of hospitals.")
@@ -166,7 +163,7 @@ def _method(program: Regression, schema: Schema) -> Method:
         raise ConfigError(f"The outcome {outcome.text!r} is a number; the family logistic takes one that is 0 or 1.")
     if family.counts and outcome.values(outcome.source.grid).min() < 0:
         raise ConfigError(
-            f"The outcome {outcome.text!r} may be below 0, which the family {program.family} does not take."
+            f"The outcome {outcome.text!r} may be below 0; the family {program.family} takes none that is."
         )
     apart = program.meta != "none"
     if config.privacy.dp:
@@ -207,10 +204,8 @@ class RegressionHalf(SumsHalf):
         arrays = state["arrays"] | {"patients": np.array([people])}
         arrays = self.method.absorb(number, arrays, np.sum(list(totals.values()), axis=0) / people, 0.0)
         k = len(arrays["estimate"])
-        return after | {
-            "arrays": arrays,
-            "each": {node: {"score": total[3 : 3 + k]} for node, total in totals.items()},
-        }, {}
+        scores = {node: {"score": total[3 : 3 + k]} for node, total in totals.items()}
+        return after | {"arrays": arrays, "each": scores}, {}
 
 
 def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
@@ -231,7 +226,7 @@ def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
 def term_table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
-    formats = {column: _FORMATS.get(column, ".4g") for column in columns if column != "Hospital"}
+    formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
     return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
 
@@ -250,10 +245,10 @@ def fit_table(family: str, fit: Fit) -> Table:
 def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
     (low, high), fixed, random = found.prediction or (None, None), found.fixed, found.random
     return {
-        "Hospitals": found.hospitals, "Random effects": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
+        "Hospitals": found.hospitals, "Random": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
         "Next low": low, "Next high": high,
     }, {
-        "Fixed effect": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
+        "Fixed": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
         "I²": found.i2,
     }  # fmt: skip
 

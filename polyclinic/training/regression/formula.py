@@ -37,8 +37,9 @@ CALLS = (
 _ARITHMETIC = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
 }  # fmt: skip
-_UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
+_UNREADABLE = (SyntaxError, ValueError, TypeError, OverflowError, MemoryError, RecursionError)
 _LONGEST, _MOST_TERMS, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 1000, 200, 4, 50, 8, 1001
+_LARGEST = 1e300  # of a number in a formula
 
 
 @dataclass(frozen=True, eq=False)
@@ -316,7 +317,7 @@ def _arithmetic(node: ast.expr, refused: ConfigError) -> Numbers:
     match node:
         case ast.Name(name) if name not in _FUNCTIONS:
             return lambda values: values
-        case ast.Constant(int() | float() as value):
+        case ast.Constant(int() | float() as value) if abs(value) < _LARGEST:
             number = np.float64(value)
             return lambda values: np.full_like(values, number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -361,11 +362,13 @@ def _spline(text: str, source: Source, options: Mapping[str | None, ast.expr]) -
     try:
         given = {name: ast.literal_eval(value) for name, value in options.items()}
         degree, df, knots = int(given.pop("degree", 3)), given.pop("df", None), given.pop("knots", None)
+        if not 1 <= degree <= _MOST_DEGREE:  # before so many knots are made
+            raise ValueError
         inner = np.asarray(
             np.linspace(low, high, min(int(df), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else knots, float
         )
         rising = np.diff([low, *inner, high]) > 0
-        if given or (df and knots) or not rising.all() or not 1 <= degree <= _MOST_DEGREE or len(inner) > _MOST_LEVELS:
+        if given or (df and knots) or not rising.all() or len(inner) > _MOST_LEVELS:
             raise ValueError
     except _UNREADABLE:
         raise ConfigError(

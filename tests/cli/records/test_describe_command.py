@@ -51,7 +51,9 @@ def test_one_budget_pays_for_the_whole_table(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all("±" in cell for cell in table["Overall"])
     assert {*answer, *answer["columns"]["mean_area"]} <= set(re.findall("[a-z_]+", PAGE.read_text()))
-    assert r"\begin{tabular}" in (out / "tables" / "table1.tex").read_text()
+    published = (out / "tables" / "table1.tex").read_text()
+    assert r"\begin{tabular}" in published and r"\caption{Patients by malignant. Noise was added" in published
+    assert "within ± in 95 % of releases" in (out / "tables" / "table1.html").read_text()
 
 
 def test_what_was_paid_for_is_not_overwritten_nor_paid_for_twice(tmp_path: Path) -> None:

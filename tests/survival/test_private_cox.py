@@ -104,7 +104,7 @@ def test_without_noise_it_is_near_coxs_own_estimate() -> None:
     theirs = CoxPHFitter().fit(table, "T", "E")
     errors = theirs.standard_errors_.to_numpy()
     assert (np.abs(fit.estimates - theirs.params_.to_numpy()) < 0.35 * errors).all()
-    assert np.sqrt(np.diag(fit.covariance)) == pytest.approx(errors, rel=0.1)
+    assert np.sqrt(np.diag(fit.covariance)) == pytest.approx(errors, rel=0.15)
 
 
 @pytest.mark.slow

@@ -22,15 +22,13 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.training.regression.exact import ExactRegression, Fit, RegressionTask
 from polyclinic.training.regression.formula import design_of
 from polyclinic.training.regression.private import PrivateRegression
-from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.training.synthesis import LEAST, ROUND, SUM
 from polyclinic.types import Arrays
 
 Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
-#: Hospitals keep exact sums that tell of fewer patients, whatever a coordinator asks (DataSHIELD's nfilter.tab).
-LEAST = 3
 _LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
 
 

@@ -70,6 +70,7 @@ COMMANDS = {
         "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."
     ),
     "survival": "Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time.",
+    "cox": "Hazard ratios of all hospitals' patients: Cox's regression within hospitals, or with privacy by constant hazards.",
     "ledger": "A hospital's privacy ledger.",
     "schema": "The public description of records: draft it, check it.",
     "review": "Blinded review: can clinicians tell synthetic patients from real ones?",
@@ -104,7 +105,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress", "effect", "survival"),
+        "analyses": ("regress", "effect", "survival", "cox"),
     }.items()
     for name in names
 }

@@ -25,7 +25,7 @@ _PLACES = {
     "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
     "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
     "effect": "analyses.effect:Effect",
-    "survival": "analyses.survival:Survival",
+    "survival": "analyses.survival:Survival", "cox": "analyses.cox:Cox",
 }  # fmt: skip
 
 

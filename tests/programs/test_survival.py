@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def test_a_run_without_privacy_is_what_lifelines_says_of_all_patients_together(t
 
 
 def test_hospitals_have_curves_of_their_own_and_the_test_compares_within_them(tmp_path: Path) -> None:
-    result, table = run(tmp_path, exact() | {"by": "tgrade", "hospitals": True, "fewest": 2}), records("gbsg2")
+    result, table = run(tmp_path, exact() | {"by": "tgrade", "hospitals": True, "fewest": 3}), records("gbsg2")
     numbers = json.loads((result.path / "analysis.json").read_text())["numbers"]
     strata = table["hospital"].to_numpy()
     statistic, p = survdiff(
@@ -119,12 +120,29 @@ def test_a_patient_adds_a_vector_of_length_one_whatever_the_number_of_rows() -> 
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
 
 
+def test_few_patients_are_counted_at_a_hospital_whatever_the_grid_is_and_however_many_rows_they_have() -> None:
+    options = {"by": "horTh", "intervals": 2000}
+    method = program_of(RunConfig(task="survival", task_options=options)).method(cohort("gbsg2").schema)
+    layout, rng = method.layout, np.random.default_rng(0)
+    z = layout.rows(rng.uniform(-1, 1, (20_000, layout.features)), layout.some_labels(20_000))
+    groups = layout.values(z, method.outcome.by)
+    tracemalloc.start()
+    assert not method.refusal(1, {}, z, np.arange(len(z)), len(z))
+    # All of a group's rows are four patients'.
+    few = np.where(groups == groups[0], np.arange(len(z)) % 4, np.arange(len(z)))
+    assert "fewer than 5 patients" in method.refusal(1, {}, z, few, len(z))
+    assert tracemalloc.get_traced_memory()[1] < 100e6
+    tracemalloc.stop()
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({"time": "tme"}, "names 'tme' as time, which is no feature and no label of schema 'gbsg2'. Did you mean 'time'?"),
     ({"event": "age"}, "names 'age' as event, a column of kind 'integer'; it must be a yes or no (kind binary)"),
     ({"by": "age"}, "names 'age' as by, a column of kind 'integer'; it must be a column with categories"),
     ({"edges": [3.0, 1.0]}, "rising numbers above 0, at most 3000"),
     ({"intervals": 0}, "has intervals 0; allowed are 1 to 2,000"),
+    ({"intervals": 2.5}, "has intervals 2.5; allowed are 1 to 2,000"),
+    ({"fewest": 2}, "has fewest 2; allowed are whole numbers from 3 on"),
     ({"within": "all"}, "has within 'all'; allowed are half, before"), ({"gird": 3}, "names 'gird'; the task 'survival' takes"),
 ])  # fmt: skip
 def test_options_that_cannot_be_are_refused_before_anything_is_spent(

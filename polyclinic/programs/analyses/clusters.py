@@ -69,6 +69,13 @@ class Lloyd:
         ])  # fmt: skip
         return mean_of_rows(vectors.reshape(len(z), -1), patient, patients)
 
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        if self.measures and round == 1:
+            return self.numbers.refusal(self.numbers.present(z), patient)
+        vectors = self.contributions(round, question, z, np.arange(len(z)), len(z))
+        return self.numbers.refusal(vectors.reshape(len(z), len(self.start), -1)[:, :, 0] > 0, patient)
+
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The state with the scale, or with the centres moved to their patients' means; an empty cluster's stays."""
         if self.measures and round == 1:
@@ -122,16 +129,13 @@ class Clusters(Analysis):
     def method(self, schema: Schema) -> Lloyd:
         if not (isinstance(self.k, int) and 2 <= self.k <= 100):
             raise ConfigError(f"Configuration key 'task-options': k is {self.k!r}; it must lie between 2 and 100.")
-        numbers, rounds, measures = (
-            Numbers.of(schema, self.columns, self.scaling),
-            self.config.rounds,
-            self.scaling == "measured",
-        )
-        if rounds <= measures:
+        numbers, measures = Numbers.of(schema, self.columns, self.scaling), self.scaling == "measured"
+        if self.config.rounds <= measures:
             raise ConfigError(
-                "Configuration key 'rounds' is 1, but scaling 'measured' spends that on scales; set rounds to 2 or more."
+                "Configuration key 'rounds' is 1, which scaling 'measured' spends on scales; set it to 2 or more."
             )
-        return Lloyd(numbers, packed_centres(self.k, len(numbers.places), self.config.seed), rounds, measures)
+        centres = packed_centres(self.k, len(numbers.places), self.config.seed)
+        return Lloyd(numbers, centres, self.config.rounds, measures)
 
     def result(self, method: Lloyd, state: State) -> Result:
         """Centres in the columns' units, how many patients are nearest to each, and how far these lie from it."""
@@ -147,10 +151,8 @@ class Clusters(Analysis):
         sizes = np.concatenate([counts, [100 * share / share.sum(), squared]]).T.tolist()
         scales = method.numbers.scales()
         centre, scale = (np.array([one[name] for one in scales]) for name in ("centre", "scale"))
-        units = [
-            f"{name}, {one['unit']}" if one["unit"] else name
-            for name, one in zip(method.numbers.names, scales, strict=True)
-        ]
+        names = zip(method.numbers.names, (one["unit"] for one in scales), strict=True)
+        units = [f"{name}, {unit}" if unit else name for name, unit in names]
         cells = centre + scale * (ended["middle"] + ended["spread"] * ended["centres"][order])
         half = _CERTAIN * noise * method.reach / _WHERE / share.min() * ended["spread"] * scale
         moved = ", ".join(f"{name} {value:.3g}" for name, value in zip(units, half.tolist(), strict=True))
@@ -161,7 +163,7 @@ class Clusters(Analysis):
         ]
         if empty:
             notes.append(
-                f"{empty} of {len(everyone)} clusters are empty{', as far as the noise shows' if private else ''}."
+                f"{empty} of {len(everyone)} clusters are empty{', as far as noise shows' if private else ''}."
             )
         headings = ("Cluster", "Patients", *("From", "To") * private, "Share, %", "Variance within")
         formats = dict.fromkeys(headings, ",.0f") | {"Share, %": ".1f", "Variance within": ".3f"}

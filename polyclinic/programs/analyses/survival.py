@@ -15,6 +15,7 @@ from polyclinic.objectives.objective import made_up_labels
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.training.survival.counts import Cells, Outcome, SurvivalCounts, grid_of
+from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Floats
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Survival(Analysis):
     edges: The ends of the intervals, rising, in the time's unit; without any, ``intervals`` equal parts of its bounds.
     within: A patient who is censored inside an interval is at risk in ``half`` of it, or in none of it (``before``).
     hospitals: Also by hospital, and the test compares patients within hospitals; not with secure.aggregation.
-    fewest: Without privacy a hospital answers only if it has that many patients of each of its groups.
+    fewest: 3 or more; without privacy a hospital answers only if it has that many patients of each of its groups.
     """
 
     time: str = ""
@@ -52,6 +53,10 @@ class Survival(Analysis):
         if self.within not in _WITHIN:
             raise ConfigError(
                 f"Configuration key 'task-options' has within {self.within!r}; allowed are {', '.join(_WITHIN)}."
+            )
+        if type(self.fewest) is not int or self.fewest < LEAST:
+            raise ConfigError(
+                f"Configuration key 'task-options' has fewest {self.fewest!r}; allowed are whole numbers from {LEAST} on."
             )
         outcome = Outcome.of(schema, self.time, self.event, self.by)
         grid = grid_of(outcome.time, self.edges, self.intervals, _WITHIN[self.within])

@@ -22,6 +22,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.logistic.moments import shortened
 from polyclinic.training.logistic.newton import Newton, Table
+from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Floats, Ints
 
 # By a logit's rise the treated's weights fall and the controls' grow.
@@ -126,6 +127,13 @@ class Weighting:
             influences = shortened(influences, self._longest)
         crossed = math.sqrt(2.0) * influences[:, :1] * influences[:, 1:]
         return np.asarray(np.hstack([influences, influences**2, crossed, weights]) / self._scales)
+
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        arms = self.arms[0] + z @ self.arms[1:] > 0.5
+        if any(0 < len(np.unique(patient[arm])) < LEAST for arm in arms.T):
+            return f"One of the arms has fewer than {LEAST} patients here, of whom exact sums would tell."
+        return ""
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""

@@ -125,9 +125,9 @@ def grid_of(time: Column, edges: Sequence[float], intervals: int, inside: float)
             f"Configuration key 'task-options' has edges that are not at most {_MOST_INTERVALS:,} rising numbers above {low:g}, "
             f"at most {high:g}."
         )
-    if not edges and not 1 <= intervals <= _MOST_INTERVALS:
+    if not edges and not (type(intervals) is int and 1 <= intervals <= _MOST_INTERVALS):
         raise ConfigError(
-            f"Configuration key 'task-options' has intervals {intervals}; allowed are 1 to {_MOST_INTERVALS:,}."
+            f"Configuration key 'task-options' has intervals {intervals!r}; allowed are 1 to {_MOST_INTERVALS:,}."
         )
     return Grid(np.array(edges, dtype=np.float64) if edges else np.linspace(low, high, intervals + 1)[1:], inside)
 
@@ -161,23 +161,27 @@ class SurvivalCounts:
 
         A patient without a group counts nowhere.
         """
-        time, event = self.layout.values(z, self.outcome.time), self.layout.values(z, self.outcome.event)
-        group = np.zeros(len(z)) if self.outcome.by is None else self.layout.values(z, self.outcome.by)
-        known = np.isfinite(time) & np.isfinite(event) & np.isfinite(group)
-        cell = self.grid.cell(time, event > 0.5) + self.grid.size * np.where(known, group, 0).astype(np.int64)
+        known, group, cell = self._placed(z)
+        cell = cell + self.grid.size * group
         vectors = np.zeros((len(z), self.size(round, question)))
         vectors[np.flatnonzero(known), cell[known]] = 1.0
         return mean_of_rows(vectors, patient, patients)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
         """Why a hospital does not answer without privacy; empty where it does."""
-        counts = self.contributions(round, question, z, patient, patients).sum(axis=0).reshape(-1, self.grid.size)
-        few = [
-            name for name, count in zip(self.outcome.groups, counts.sum(axis=1), strict=True) if 0 < count < self.fewest
-        ]
+        known, group, _ = self._placed(z)
+        there = [len(np.unique(patient[known & (group == at)])) for at in range(len(self.outcome.groups))]
+        few = [name for name, count in zip(self.outcome.groups, there, strict=True) if 0 < count < self.fewest]
         if not few:
             return ""
         return f"Of the group {few[0]!r} there are fewer than {self.fewest} patients here, of whom exact counts would tell."
+
+    def _placed(self, z: Floats) -> tuple[Bools, Ints, Ints]:
+        """(n,) which rows say all, and of each its group and its cell in that."""
+        time, event = self.layout.values(z, self.outcome.time), self.layout.values(z, self.outcome.event)
+        group = np.zeros(len(z)) if self.outcome.by is None else self.layout.values(z, self.outcome.by)
+        known = np.isfinite(time) & np.isfinite(event) & np.isfinite(group)
+        return known, np.where(known, group, 0).astype(np.int64), self.grid.cell(time, event > 0.5)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The counts by number of patients."""

@@ -178,3 +178,16 @@ def coverage(
         held.append(abs(effect.means @ DIFFERENCE - truth) <= factor * error)
         wide.append(factor / 1.96 / np.sqrt(1 - share))
     return float(np.mean(held)), float(np.mean(wide))
+
+
+def test_without_privacy_a_hospital_keeps_what_tells_of_few_patients_of_an_arm() -> None:
+    method, z = weighting(False), patients(np.random.default_rng(5), 60)[0]
+    treated = np.flatnonzero(z[:, 0] > 0.5)
+    kept = np.delete(z, treated[3:], axis=0)
+    assert not method.refusal(1, {}, kept, np.arange(len(kept)), len(kept))
+    fewer = np.delete(z, treated[2:], axis=0)
+    assert "fewer than 3 patients" in method.refusal(1, {}, fewer, np.arange(len(fewer)), len(fewer))
+    of = np.where(kept[:, 0] > 0.5, 0, np.arange(len(kept)))  # the three are rows of one
+    assert "fewer than 3 patients" in method.refusal(1, {}, kept, of, len(kept))
+    none = np.delete(z, treated, axis=0)
+    assert not method.refusal(1, {}, none, np.arange(len(none)), len(none))

@@ -17,7 +17,7 @@ from torch import Tensor
 from polyclinic.inference.families import PrivateFamily
 from polyclinic.inference.gauss_newton import MARGIN, WEIGHT, GaussNewton
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Bools, Floats
 
 #: Standard deviation of the public prior of standardised columns' coefficients.
 PRIOR = 10.0
@@ -90,10 +90,15 @@ class BoundedNewton(GaussNewton):
             scores = (rows * own + last * of_spread) / question["bound"]
             information = (weight * rows[:, first] * rows[:, second] + also * last[first] * last[second]) * twice
             longest = (scores[1:] ** 2).sum(axis=2).max(axis=0)
-            kept = 1 / np.sqrt(np.maximum(1.0, longest + (information**2).sum(axis=1)))[:, None]
-            block = np.sqrt(1 - WEIGHT) * kept * np.column_stack([scores[0], information])
-            vectors = np.column_stack([block, _COUNTS * kept, np.full(len(kept), _COUNTS)]) * MARGIN
-        return np.where(np.isfinite(vectors).all(axis=1, keepdims=True) & ~np.isnan(y), vectors, 0.0)
+            return self._shortened(scores[0], information, longest + (information**2).sum(axis=1), ~np.isnan(y))
+
+    @staticmethod
+    def _shortened(scores: Floats, information: Floats, longest: Floats, there: Bools) -> Floats:
+        """(n, width) shortened by rows' ``longest`` (n,) squared lengths of any outcome; zeros unless ``there`` (n, 1)."""
+        kept = 1 / np.sqrt(np.maximum(1.0, longest))[:, None]
+        block = np.sqrt(1 - WEIGHT) * kept * np.column_stack([scores, information])
+        vectors = np.column_stack([block, _COUNTS * kept, np.full(len(kept), _COUNTS)]) * MARGIN
+        return np.where(np.isfinite(vectors).all(axis=1, keepdims=True) & there, vectors, 0.0)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         complete = max(float(mean[-1] / _COUNTS), 1e-3)

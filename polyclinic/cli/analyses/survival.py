@@ -10,20 +10,21 @@ from polyclinic.cli.analyses.common import Options, analyse
 from polyclinic.cli.options import with_options
 from polyclinic.errors import ConfigError
 
+Time = Annotated[str | None, typer.Option(help="Column of how long each patient was seen; else that of role duration.")]
+Event = Annotated[str | None, typer.Option(help="Column of whether the event came then; else that of role event.")]
+Edges = Annotated[str | None, typer.Option(help="Ends of the intervals of time, as 30,60,90.")]
+Intervals = Annotated[int | None, typer.Option(help="Without --edges: how many equal intervals.")]
+
 
 @with_options(Options)
 def survival(
     *,
     options: Options,
-    time: Annotated[
-        str | None, typer.Option(help="Column of how long each patient was seen; else that of role duration.")
-    ] = None,
-    event: Annotated[
-        str | None, typer.Option(help="Column of whether the event came then; else that of role event.")
-    ] = None,
+    time: Time = None,
+    event: Event = None,
     by: Annotated[str | None, typer.Option(help="Column whose groups are compared.")] = None,
-    edges: Annotated[str | None, typer.Option(help="Ends of the intervals of time, as 30,60,90.")] = None,
-    intervals: Annotated[int | None, typer.Option(help="Without --edges: how many equal intervals.")] = None,
+    edges: Edges = None,
+    intervals: Intervals = None,
     within: Annotated[
         str | None,
         typer.Option(

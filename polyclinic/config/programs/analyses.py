@@ -21,6 +21,7 @@ ROUNDS: dict[str, int] = {
     "clusters": 8,
     "effect": 8,
     "survival": 1,
+    "cox": 10,
 }
 
 

@@ -51,8 +51,8 @@ class Regression(Analysis):
         for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if type(self.least) is not int or self.least < LEAST:
-            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from {LEAST} on")
+        if self.least < LEAST:
+            raise ValueError(f"least is {self.least}; allowed are whole numbers from {LEAST} on")
         if not isinstance(self.formula, str) or not self.formula.strip():
             raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
         if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):
@@ -91,15 +91,15 @@ class Regression(Analysis):
                 raise DataError("standard errors that are robust by hospital need two hospitals or more.")
             exact = isinstance(method, ExactRegression) and self.errors == "robust"
             fit = method.fit(state["arrays"], scores) if exact else method.fit(state["arrays"])  # type: ignore[call-arg]
-            rows = _coefficients(self.family, fit, self.errors == "robust")
+            rows = coefficients(self.family, fit, self.errors == "robust")
             shown = {name: row for name, row in rows.items() if name not in _NO_EFFECTS and row["Estimate"] is not None}
-            forest = [_bar(name, row) for name, row in shown.items()]
+            forest = [forest_line(name, row) for name, row in shown.items()]
             ratios: dict[Any, Row] = {
                 bar["label"]: {ratio: np.exp(bar["estimate"]), "Low": np.exp(bar["low"]), "High": np.exp(bar["high"])}
                 for bar in forest if ratio
             }  # fmt: skip
-            tables = [_table("coefficients", "Coefficients", rows), _of_fit(self.family, fit)]
-            tables[1:1] = [_table("ratios", f"{ratio}s", ratios)] if ratios else []
+            tables = [term_table("coefficients", "Coefficients", rows), fit_table(self.family, fit)]
+            tables[1:1] = [term_table("ratios", f"{ratio}s", ratios)] if ratios else []
             if absent := [name for name, row in rows.items() if row["Estimate"] is None]:
                 notes.append(f"No record has {', '.join(absent)}: there is no estimate.")
         if isinstance(method, PrivateRegression):
@@ -120,7 +120,7 @@ class Regression(Analysis):
         fits: dict[str, dict[str, Row]] = {}
         for node in sorted(state["each"], key=int):
             try:
-                fits[node] = _coefficients(self.family, method.fit(state["each"][node]), False)
+                fits[node] = coefficients(self.family, method.fit(state["each"][node]), False)
             except DataError as error:
                 notes.append(f"Hospital {node} is left out: {error}")
         pooled, spread, each, forest = dict[Any, Row](), dict[Any, Row](), dict[Any, Row](), list[dict[str, Any]]()
@@ -135,15 +135,18 @@ class Regression(Analysis):
             pooled[term], spread[term] = _of_meta(found)
             if term not in _NO_EFFECTS:
                 forest.append({"label": term, "kind": "heading"})
-                forest += [_bar(f"Hospital {name}", row, "hospital") for name, row in own.items()]
-                forest.append(_bar("Random effects", {"Estimate": found.random.estimate} | pooled[term], "pooled"))
+                forest += [forest_line(f"Hospital {name}", row, "hospital") for name, row in own.items()]
+                forest.append(
+                    forest_line("Random effects", {"Estimate": found.random.estimate} | pooled[term], "pooled")
+                )
         if not pooled:
             raise DataError(" ".join(["nothing can be combined.", *notes]))
         notes.append("Hospitals are numbered as in the run's table of hospitals.")
         by = {"reml": "REML", "dl": "DerSimonian and Laird"}[self.meta]
         return [
-            _table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
-            _table("heterogeneity", "One effect, and how hospitals differ", spread), _table("hospitals", "Each hospital", each),
+            term_table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
+            term_table("heterogeneity", "One effect, and how hospitals differ", spread),
+            term_table("hospitals", "Each hospital", each),
         ], forest  # fmt: skip
 
 
@@ -203,7 +206,7 @@ class RegressionHalf(SumsHalf):
         return after | {"arrays": arrays, "each": scores}, {}
 
 
-def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
+def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
     """By term, a row of the table."""
     by_t = family == "linear" and fit.noise is None and not robust
     law = stats.t(fit.rows - int(np.isfinite(fit.estimates).sum())) if by_t else stats.norm()
@@ -218,7 +221,7 @@ def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
     return rows
 
 
-def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
+def term_table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
     formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
@@ -226,7 +229,7 @@ def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
 
 
-def _of_fit(family: str, fit: Fit) -> Table:
+def fit_table(family: str, fit: Fit) -> Table:
     counts = {"Rows": fit.rows, "Rows left out, with something missing": fit.left_out, "Patients": fit.patients}
     rows: list[tuple[Cell, ...]] = [(name, str(count)) for name, count in counts.items()]
     if family == "linear":
@@ -248,6 +251,6 @@ def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
     }  # fmt: skip
 
 
-def _bar(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
+def forest_line(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
     """A line of the forest plot."""
     return {"label": label, "kind": kind, "estimate": row["Estimate"], "low": row["Low"], "high": row["High"]}

@@ -28,7 +28,9 @@ COMMANDS = {
         "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
-    "regress": "A regression table of all hospitals' patients, under privacy or exact; or each hospital's, and a meta-analysis.",
+    "regress": (
+        "A regression table of all hospitals' patients, under privacy or exact; or each hospital's own, and their meta-analysis."
+    ),
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
@@ -44,7 +46,9 @@ COMMANDS = {
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
-    "effect": "Estimate the average effect of a treatment, with its balance and an interval that counts the noise.",
+    "effect": (
+        "Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."
+    ),
     "quality": (
         "Judge a run's synthetic patients beside held-out real ones: "
         "columns, correlations, courses, codes, rules, what they teach."

@@ -26,7 +26,7 @@ PAGES = sorted(
 # Pages whose runs take minutes together; `make slow` runs them.
 LONG = (
     "docs/datasets/own.md", "docs/datasets/partitioners.md", "docs/effects.md", "docs/evaluation.md", "docs/flows/inference.md",
-    "docs/models.md", "docs/objectives.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
+    "docs/models.md", "docs/objectives.md", "docs/regression.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
     "docs/privacy/central.md", "docs/privacy/secure-aggregation.md", "docs/records/imputation.md", "docs/start.md",
     "docs/strategies.md", "docs/survival.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
     "docs/synthesis/marginals.md", "docs/synthesis/quality.md", "docs/synthesis/review.md",

@@ -18,7 +18,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.sums import clipped_total, exact_total
 from polyclinic.programs.analyses.clusters import Clusters, Lloyd, packed_centres
-from polyclinic.programs.analyses.components import spectrum
+from polyclinic.programs.analyses.components import Components, spectrum
 from polyclinic.types import Arrays
 from tests.programs.test_components import COLUMNS, SCHEMA, records, run
 
@@ -116,6 +116,24 @@ def test_a_patient_adds_a_vector_of_length_one_at_most_and_a_missing_number_lies
     assert 0.99 < np.linalg.norm(total) <= 1
     vector = method.contributions(1, asked, z, np.zeros(1, int), 1).reshape(3, 5)
     assert (vector[:, 2] == 0).all() and (vector != 0).any(axis=1).sum() == 1
+
+
+def test_a_hospital_keeps_exact_sums_that_tell_of_two_patients() -> None:
+    method = Clusters(CONFIG, 3, "age, sbp, dbp").method(SCHEMA)
+    z, patient = method.layout.rows(blobs(40), np.zeros(40, dtype=np.int64)), np.arange(40)
+    far = np.vstack([z[2, :3], np.full((2, 3), 50.0)])
+    asked = {"centres": far, "middle": np.zeros(3), "spread": np.ones(3)}
+    assert method.refusal(2, asked, z, patient, 40) == ""
+    asked["centres"] = np.vstack([z[:, :3].mean(axis=0) + 9, z[:, :3].mean(axis=0), np.full((1, 3), 50.0)])
+    z[:2, :3] = asked["centres"][0]
+    assert "fewer than 3 patients" in method.refusal(2, asked, z, patient, 40)
+    assert method.refusal(1, {}, z, patient, 40) == "" and "fewer than 3" in method.refusal(
+        1, {}, z[:2], patient[:2], 2
+    )
+    products = Components(CONFIG, "age, sbp, dbp", "public").method(SCHEMA)
+    assert products.refusal(1, products.question(1, {}), z, np.arange(40) // 20, 2) and not products.refusal(
+        1, {}, z, patient, 40
+    )
 
 
 def test_spheres_lie_apart_and_follow_the_seed() -> None:

@@ -69,6 +69,13 @@ class Lloyd:
         ])  # fmt: skip
         return mean_of_rows(vectors.reshape(len(z), -1), patient, patients)
 
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        if self.measures and round == 1:
+            return self.numbers.refusal(self.numbers.present(z), patient)
+        vectors = self.contributions(round, question, z, np.arange(len(z)), len(z))
+        return self.numbers.refusal(vectors.reshape(len(z), len(self.start), -1)[:, :, 0] > 0, patient)
+
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The state with the scale, or with the centres moved to their patients' means; an empty cluster's stays."""
         if self.measures and round == 1:

@@ -15,6 +15,7 @@ from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.posterior import number_scale
+from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
 _DRAWS, _SHOWN = 300, 5
@@ -65,6 +66,13 @@ class Numbers:
     def present(self, z: Floats) -> Bools:
         """(n, d) which numbers of each row are there."""
         return np.asarray((self.absent < 0) | (z[:, self.absent] < 0.5))
+
+    def refusal(self, parts: Bools, patient: Ints) -> str:
+        """Why a hospital keeps exact sums, to which (n, m) ``parts`` its rows add; empty where it does not."""
+        few = any(0 < len(np.unique(patient[part])) < LEAST for part in parts.T)
+        return (
+            f"Exact sums would tell of fewer than {LEAST} patients here, as those nearest to a centre." if few else ""
+        )
 
     def asked(self, state: Arrays) -> Arrays:
         """The (d,) ``middle`` and ``spread`` of the scale that a question is in: what ``measured`` made, or the schema's."""
@@ -144,6 +152,12 @@ class Products:
         )
         vectors[~self.numbers.present(z).all(axis=1)] = 0.0
         return mean_of_rows(vectors, patient, patients)
+
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        there = self.numbers.present(z)
+        parts = there if round < self.rounds else np.asarray(there.all(axis=1, keepdims=True))
+        return self.numbers.refusal(parts, patient)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The state with the scale, or with the sum and its noise."""

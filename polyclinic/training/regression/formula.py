@@ -37,6 +37,7 @@ CALLS = (
 _ARITHMETIC = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
 }  # fmt: skip
+_CALLED = {"C", "Treatment", "poly", "bs", *_FUNCTIONS}
 _UNREADABLE = (SyntaxError, ValueError, TypeError, OverflowError, MemoryError, RecursionError)
 _LONGEST, _MOST_TERMS, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 1000, 200, 4, 50, 8, 1001
 _LARGEST = 1e300  # of a number in a formula
@@ -145,9 +146,7 @@ def design_of(formula: str, layout: Layout) -> Design:
     if len(formula) > _LONGEST:
         raise ConfigError(f"The formula has {len(formula):,} characters; it may have {_LONGEST}.")
     if any(sign in formula for sign in "{}`"):
-        raise ConfigError(
-            "The formula has a brace or a backtick, which are not allowed; a part is a column or a function of one."
-        )
+        raise ConfigError("The formula has a brace or a backtick, neither of which is allowed; write names of columns.")
     try:
         if (terms := _terms(DefaultFormulaParser().get_ast(formula))) > _MOST_TERMS:
             raise ConfigError(f"The formula stands for {terms:,} terms; it may have {_MOST_TERMS}.")
@@ -156,16 +155,13 @@ def design_of(formula: str, layout: Layout) -> Design:
     except ConfigError:
         raise
     except Exception as error:  # its own, Python's, and none of a record
-        raise ConfigError(
-            "The formula cannot be read; write an outcome, ~ and terms, as died ~ age + C(region)."
-        ) from error
+        raise ConfigError("The formula cannot be read; write one such as died ~ age + C(region).") from error
     if len(left) != 1 or len(left[0]) != 1:
         raise ConfigError("The formula needs one outcome to the left of ~, as in died ~ age.")
     sources = dict(_sources(layout))
     outcome = _factor(left[0][0], sources)
-    factors = tuple(
-        _factor(text, sources) for text in dict.fromkeys(part for term in right for part in term if part != "1")
-    )
+    texts = dict.fromkeys(part for term in right for part in term if part != "1")
+    factors = tuple(_factor(text, sources) for text in texts)
     if any(factor.source is outcome.source for factor in factors):
         raise ConfigError(f"The formula has its outcome {outcome.source.column.name!r} among its terms.")
     parts = {factor.text: len(factor.parts) for factor in factors}
@@ -261,10 +257,8 @@ def _sources(layout: Layout) -> Iterator[tuple[str, Source]]:
     label = layout.schema.label
     if layout.label_scale:
         centre, scale = layout.label_scale
-        yield (
-            label.name,
-            Source(label, lambda z: (np.rint if label.kind == "integer" else np.asarray)(centre + scale * z[:, -1])),
-        )
+        rounded: Numbers = np.rint if label.kind == "integer" else np.asarray
+        yield label.name, Source(label, lambda z: rounded(centre + scale * z[:, -1]))
     else:
         yield label.name, Source(label, code(layout.label, False), label.categories)
 
@@ -274,13 +268,7 @@ def _factor(text: str, sources: Mapping[str, Source]) -> Factor:
     refused = ConfigError(f"The formula's {text!r} is not allowed: a part is a column of the schema, or {CALLS}.")
     try:
         tree = ast.parse(text, mode="eval").body
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {
-            "C",
-            "Treatment",
-            "poly",
-            "bs",
-            *_FUNCTIONS,
-        }
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _CALLED
     except _UNREADABLE:
         raise refused from None
     if len(names) != 1:
@@ -333,13 +321,9 @@ def _categories(text: str, source: Source, reference: str | None) -> Factor:
     codes = np.arange(float(len(source.levels))) if source.levels else source.grid
     levels = source.levels or tuple(f"{value:g}" for value in codes)
     if len(levels) > max(_MOST_LEVELS, len(source.levels)):
-        raise ConfigError(
-            f"The formula's {text!r} needs categories, but its column has more than {_MOST_LEVELS} numbers."
-        )
+        raise ConfigError(f"The formula's {text!r} needs categories; its column has more than {_MOST_LEVELS} numbers.")
     if reference is not None and reference not in levels:
-        raise ConfigError(
-            f"The formula's {text!r} has a reference that is not of {', '.join(levels)}.{nearest(reference, levels)}"
-        )
+        raise ConfigError(f"The formula's {text!r} must have one of {', '.join(levels)}.{nearest(reference, levels)}")
     order = sorted(range(len(levels)), key=lambda at: levels[at] != (reference or levels[0]))
     ones = np.ones(len(levels))
     return Factor(
@@ -364,11 +348,11 @@ def _spline(text: str, source: Source, options: Mapping[str | None, ast.expr]) -
         degree, df, knots = int(given.pop("degree", 3)), given.pop("df", None), given.pop("knots", None)
         if not 1 <= degree <= _MOST_DEGREE:  # before so many knots are made
             raise ValueError
-        inner = np.asarray(
-            np.linspace(low, high, min(int(df), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else knots, float
-        )
+        even = np.linspace(low, high, min(int(df or 0), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else ()
+        inner = np.asarray(even if knots is None else knots, float)
         rising = np.diff([low, *inner, high]) > 0
-        if given or (df and knots) or not rising.all() or len(inner) > _MOST_LEVELS:
+        few = int(df) < degree if knots is None else df is not None
+        if given or few or not rising.all() or len(inner) > _MOST_LEVELS:
             raise ValueError
     except _UNREADABLE:
         raise ConfigError(
@@ -386,9 +370,7 @@ def _numeric(text: str, source: Source, values: Numbers) -> Factor:
     finite = np.isfinite(grid).all(axis=1)
     if not finite.all():
         name, at = source.column.name, source.grid[~finite][0]
-        raise ConfigError(
-            f"The formula's {text!r} is no number where {name} is {at:g}, which bounds allow; try log({name} + 1)."
-        )
+        raise ConfigError(f"The formula's {text!r} is no number where {name} is {at:g}, as it may be; shift {name}.")
     centre, spread = public_scale(source.column) if source.column.bounds else (0.5, 0.5)
     usual, bound = grid[np.abs(source.grid - centre) <= 2.001 * spread], np.maximum(np.abs(grid).max(axis=0), 1e-300)
     deviation = np.where(usual.std(axis=0) > 1e-9 * bound, usual.std(axis=0), bound)

@@ -14,6 +14,7 @@ from statsmodels.duration.hazard_regression import PHReg
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.inference.cox import partial_likelihood
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
 from polyclinic.training.survival.cox import CoxTask
@@ -78,6 +79,21 @@ def test_a_private_run_says_how_much_noise_widened_its_intervals(tmp_path: Path)
     assert (abs(ours["Estimate"] - plain["Estimate"]) < 2.5 * ours["Std. error"]).all()
     numbers = json.loads((result.path / "analysis.json").read_text())["numbers"]
     assert [row["label"] for row in numbers["forest"]["rows"]] == ["horTh[T.yes]", "log1p(pnodes)"]
+
+
+def test_steps_do_not_run_away_from_a_rare_category_with_a_large_effect() -> None:
+    rng, rows = np.random.default_rng(0), 600
+    x = np.column_stack([rng.normal(size=rows), rng.random(rows) < 0.02])
+    time, event = rng.exponential(np.exp(-x @ [3.0, 2.5])), rng.random(rows) < 0.25
+    program = program_of(RunConfig(task="cox", task_options={"terms": "age + mar"}, privacy={"dp": False}))
+    method = program.method(cohort("rossi").schema)  # type: ignore[attr-defined]
+    state: dict[str, np.ndarray] = {"patients": np.array([float(rows)])}
+    for number in range(1, method.rounds + 1):
+        at = method.question(number, state)["estimate"][0]
+        value, score, information = partial_likelihood(time, event, x, at)
+        total = np.concatenate([[rows, 0.0, value], score, information[np.triu_indices(2)]])
+        state = method.absorb(number, state, total / rows, 0.0)
+    assert state["close"][0] < 1e-6 and np.abs(partial_likelihood(time, event, x, state["estimate"])[1]).max() < 1e-6
 
 
 @pytest.mark.parametrize(("options", "words"), [

@@ -22,6 +22,9 @@ from polyclinic.training.synthesis import SUM, ExactSumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Floats, Ints, Labels
 
+# A step changes no logarithm of a hazard by more, of a patient at the public bound of a column.
+_LONGEST = 3.0
+
 
 @dataclass(frozen=True, eq=False)
 class Timed(Layout):
@@ -66,6 +69,14 @@ class ExactCox(ExactRegression):
     """
 
     ties: str = "efron"
+
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """The next state, whose estimate is not so far from the best that all its information is lost."""
+        after = super().absorb(round, state, mean, noise)
+        step = after["estimate"] - after["best"]
+        return after | {
+            "estimate": after["best"] + step * min(1.0, _LONGEST / max(float(np.abs(step).max()), _LONGEST))
+        }
 
     def of_hospital(self, question: Arrays, z: Floats) -> Floats:
         """(size,) rows, rows left out, and the log partial likelihood with its derivatives, as ``absorb`` takes them."""

@@ -1,4 +1,4 @@
-"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.utility.boosting [--quick] [--datasets NAME ...]``.
+"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.utility.boosting [--quick]``.
 
 Ours are federated, with noise of each hospital's own and with shared noise; the peers have all patients in one place: interpret's
 explainable boosting machine with and without differential privacy (Nori et al. 2021), XGBoost and scikit-learn's histogram

@@ -282,19 +282,15 @@ class Federation:
         ledger: Path | None = None,
         **options: Any,
     ) -> Described:
-        """Table 1 of the hospitals' patients: counts, missing, means, quartiles and categories.
+        """Table 1 of the hospitals' patients, by a ``releases.description.Description`` of the ``columns`` with the ``options``.
 
         Args:
-            columns: Names; without any, all features and labels that have one number or category in a row.
             by: A column of categories whose groups are compared.
-            epsilon: What it may cost each hospital.
-            exact: In place of ``epsilon``: exact numbers, which are not private.
+            epsilon: What it may cost each hospital. ``exact`` in its place gives exact numbers, which are not private.
             ledger: The file that is charged, begun if there is none; by default a new one in the folder ``out``.
-            options: ``bins`` and ``fewest`` of a ``releases.description.Description``.
 
         Raises:
-            ConfigError: for a column that cannot be described, before anything is charged. BudgetRefused: when every hospital's
-                budget refuses.
+            ConfigError: for what cannot be described, before a charge. BudgetRefused: when every hospital's budget refuses.
 
         >>> table = Federation.from_dataset("breast-cancer").describe(["mean_radius"], by="malignant", exact=True).table
         >>> table["Overall"].tolist()

@@ -28,7 +28,9 @@ COMMANDS = {
         "Judge a finished run's model on records with labels. The figures are exact, NOT private, and for who holds the records."
     ),
     "datasets": "Datasets by name: what there is, what one holds, and fetching its files.",
-    "regress": "A regression table of all hospitals' patients, under privacy or exact; or each hospital's, and a meta-analysis.",
+    "regress": (
+        "A regression table of all hospitals' patients, under privacy or exact; or each hospital's own, and their meta-analysis."
+    ),
     "audit": "Attack the training with canaries and check its sensitivity, noise and sampling: epsilon is at least so much.",
     "attack": (
         "Attack a run's model or generator: who took part, secret columns, gradients; with hold-out patients as the baseline."
@@ -44,6 +46,9 @@ COMMANDS = {
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
+    "effect": (
+        "Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."
+    ),
     "quality": (
         "Judge a run's synthetic patients beside held-out real ones: "
         "columns, correlations, courses, codes, rules, what they teach."
@@ -64,6 +69,8 @@ COMMANDS = {
     "new": (
         "Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README."
     ),
+    "survival": "Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time.",
+    "cox": "Hazard ratios of all hospitals' patients: Cox's regression within hospitals, or with privacy by constant hazards.",
     "ledger": "A hospital's privacy ledger.",
     "schema": "The public description of records: draft it, check it.",
     "review": "Blinded review: can clinicians tell synthetic patients from real ones?",
@@ -98,7 +105,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress",),
+        "analyses": ("regress", "effect", "survival", "cox"),
     }.items()
     for name in names
 }

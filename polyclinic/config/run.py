@@ -490,7 +490,7 @@ _KEYS = tuple(RunConfig().flat())
 # Keys that tasks, models, optimizers, shared noise or strategies have defaults of their own for.
 _VARYING = frozenset().union(
     *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), boosting.DEFAULTS, *synthesis.DEFAULTS,
-    posterior.DEFAULTS,
+    posterior.DEFAULTS, analyses.DEFAULTS,
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip

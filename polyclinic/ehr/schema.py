@@ -144,6 +144,8 @@ class Column(Declared):
             self.role == "event" and self.kind != "binary"
         ):
             raise refuse("a duration must be of kind continuous or integer, and an event of kind binary")
+        if self.role == "duration" and self.clip:
+            raise refuse("a duration takes no clip, by which an event beyond the bounds would count as one at them")
         return self
 
     @property

@@ -17,14 +17,15 @@ from torch import Tensor
 from polyclinic.inference.families import PrivateFamily
 from polyclinic.inference.gauss_newton import MARGIN, WEIGHT, GaussNewton
 from polyclinic.inference.likelihood import Likelihood
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Bools, Floats
 
 #: Standard deviation of the public prior of standardised columns' coefficients.
 PRIOR = 10.0
-# Standard deviations in the first round's coordinates, and bounds of its scores by the root of the number of parameters.
-_COORDINATES, _FIRST = 2.0, 3.5
+# Standard deviations in the first round's coordinates, bounds of its scores by the root of the number of parameters, and of
+# information by that number.
+_COORDINATES, _FIRST, _INFORMATION = 2.0, 2.5, 2.5
 # Bounds are such that rows keep this share of their weight, and change by so much from one round to the next.
-_WANTED, _SHORTER, _LONGER = 0.97, 0.8, 1.6
+_WANTED, _SHORTER, _LONGER = 0.92, 0.8, 1.6
 # A square of residuals is not seen to be further below what was expected.
 _SMALLEST = 0.05
 _COUNTS = np.sqrt(WEIGHT / 2)
@@ -84,18 +85,20 @@ class BoundedNewton(GaussNewton):
         with np.errstate(all="ignore"):
             eta, rows = x @ coefficients, x @ basis[: x.shape[1]]
             last = basis[x.shape[1] :].sum(axis=0)  # of the spread, if there is one
+            outcomes = np.stack([y[:, 0], *family.extremes(eta, spread)])
+            own, (weight, *_), of_spread, (also, *_) = family.bounded(outcomes, eta, spread)[..., None]
+            scores = (rows * own + last * of_spread) / question["bound"]
+            information = (weight * rows[:, first] * rows[:, second] + also * last[first] * last[second]) * twice
+            longest = (scores[1:] ** 2).sum(axis=2).max(axis=0)
+            return self._shortened(scores[0], information, longest + (information**2).sum(axis=1), ~np.isnan(y))
 
-            def scores(outcome: Floats) -> Floats:
-                own, _, of_spread, _ = family.bounded(outcome, eta, spread)[:, :, None]
-                return np.asarray((rows * own + last * of_spread) / question["bound"])
-
-            _, weight, _, of_spread = family.bounded(y[:, 0], eta, spread)[:, :, None]
-            information = (weight * rows[:, first] * rows[:, second] + of_spread * last[first] * last[second]) * twice
-            longest = np.max([(scores(outcome) ** 2).sum(axis=1) for outcome in family.extremes(eta, spread)], axis=0)
-            kept = 1 / np.sqrt(np.maximum(1.0, longest + (information**2).sum(axis=1)))[:, None]
-            block = np.sqrt(1 - WEIGHT) * kept * np.column_stack([scores(y[:, 0]), information])
-            vectors = np.column_stack([block, _COUNTS * kept, np.full(len(kept), _COUNTS)]) * MARGIN
-        return np.where(np.isfinite(vectors).all(axis=1, keepdims=True) & ~np.isnan(y), vectors, 0.0)
+    @staticmethod
+    def _shortened(scores: Floats, information: Floats, longest: Floats, there: Bools) -> Floats:
+        """(n, width) shortened by rows' ``longest`` (n,) squared lengths of any outcome; zeros unless ``there`` (n, 1)."""
+        kept = 1 / np.sqrt(np.maximum(1.0, longest))[:, None]
+        block = np.sqrt(1 - WEIGHT) * kept * np.column_stack([scores, information])
+        vectors = np.column_stack([block, _COUNTS * kept, np.full(len(kept), _COUNTS)]) * MARGIN
+        return np.where(np.isfinite(vectors).all(axis=1, keepdims=True) & there, vectors, 0.0)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         complete = max(float(mean[-1] / _COUNTS), 1e-3)
@@ -110,6 +113,10 @@ class BoundedNewton(GaussNewton):
             after |= {"estimate": estimate, "basis": basis}
         bound = state["bound"] * np.clip((_WANTED / kept) ** 3, _SHORTER, _LONGER)
         return after | {"bound": bound, "complete": np.array([complete])}
+
+    @property
+    def _information(self) -> float:
+        return _INFORMATION * len(self.start)
 
     def _score_bound(self, state: Arrays) -> float:
         return float(state["bound"][0])

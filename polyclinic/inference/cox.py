@@ -7,14 +7,15 @@ bounds what one of them changes. With a constant hazard in each interval of a pu
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from polyclinic.inference.likelihood import Likelihood
-from polyclinic.types import Bools, Floats
+from polyclinic.inference.bounded_newton import BoundedNewton
+from polyclinic.types import Arrays, Bools, Floats
+
+# Logarithms of rates beyond it are as good as infinite.
+_STEEPEST = 30.0
 
 
 def partial_likelihood(
@@ -50,45 +51,40 @@ def partial_likelihood(
     return value, x[event].sum(axis=0) - mean.sum(axis=0), second.sum(axis=0).reshape(width, width) - mean.T @ mean
 
 
-class ProportionalHazards(Likelihood):
-    """A hazard that is constant in each interval of a grid and, at any time, in proportion to exp(x beta).
+@dataclass(frozen=True, eq=False)
+class BoundedHazards(BoundedNewton):
+    """``BoundedNewton`` of hazards that are constant in each interval of a grid and, at any time, in proportion to exp(x beta).
 
-    edges: (J,) the ends of the intervals, rising; the first begins at ``start``. columns: p features, the time, and whether the
-    event came then. Parameters: for each interval the logarithm of the events expected of a patient with features 0 who is seen
-    in all of it, and p logarithms of hazard ratios. A time beyond the last edge counts up to it.
+    edges: (J + 1) where the first interval begins, and the ends of all. Parameters: for each interval the logarithm of the events
+    expected of a patient with features 0 who is seen in all of it, and p logarithms of hazard ratios. A time beyond the last edge
+    counts up to it. A patient's vector is shortened by the features alone: for whatever might have happened to the patient.
     """
 
-    yes_or_no = True
+    edges: tuple[float, ...] = ()
 
-    def __init__(self, columns: tuple[str, ...], edges: Sequence[float], start: float = 0.0) -> None:
-        self.columns = columns
-        self.ends = torch.tensor([*edges], dtype=torch.float64)
-        self.begins = torch.tensor([start, *edges[:-1]], dtype=torch.float64)
-        self.names = (*(f"until {edge:g}" for edge in edges), *columns[:-2])
-
-    def _parts(self, records: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The features, whether the event was in each interval, and the share of each interval that was seen."""
+    def contributions(self, question: Arrays, records: Floats) -> Floats:
+        """(n, width) of records (n, p + 2): features, the time, and the event, which is NaN where something is missing."""
         x, time, event = records[:, :-2], records[:, -2:-1], records[:, -1:]
-        here = event * ((time > self.begins) & (time <= self.ends))
-        return x, here, ((time - self.begins) / (self.ends - self.begins)).clamp(0, 1)
+        begins, ends, intervals = np.array(self.edges[:-1]), np.array(self.edges[1:]), len(self.edges) - 1
+        first, second = np.triu_indices(len(question["basis"]))
+        twice = np.where(first == second, 1.0, np.sqrt(2.0)) / self._information
+        with np.errstate(all="ignore"):
+            level = question["estimate"][:intervals] + (x @ question["estimate"][intervals:])[:, None]
+            rows = question["basis"][:intervals] + (x @ question["basis"][intervals:])[:, None]
+            rates = np.exp(np.clip(level, -_STEEPEST, _STEEPEST))
+            here = np.clip(event, 0.0, 1.0) * ((time > np.append(-np.inf, begins[1:])) & (time <= ends))
+            seen = np.clip((time - begins) / (ends - begins), 0.0, 1.0)
 
-    def log_density(self, parameters: Tensor, records: Tensor) -> Tensor:
-        x, here, seen = self._parts(records)
-        linear = parameters[:, None, : len(self.ends)] + (parameters[:, len(self.ends) :] @ x.T)[:, :, None]
-        return (here * linear - seen * linear.exp()).sum(-1)
+            def information(expected: Floats) -> Floats:
+                of_each = (expected[:, [j]] * rows[:, j, first] * rows[:, j, second] for j in range(intervals))
+                return np.asarray(sum(of_each, np.zeros(1)) * twice)
 
-    def score(self, parameters: Tensor, records: Tensor) -> Tensor:
-        x, here, seen = self._parts(records)
-        over = here - seen * self._hazards(parameters, x)
-        return torch.cat([over, x * over.sum(1, keepdim=True)], 1)
-
-    def information(self, parameters: Tensor, records: Tensor) -> Tensor:
-        x, _, seen = self._parts(records)
-        expected = seen * self._hazards(parameters, x)
-        across = expected[:, :, None] * x[:, None, :]
-        own = expected.sum(1)[:, None, None] * x[:, :, None] * x[:, None, :]
-        return torch.cat([torch.cat([torch.diag_embed(expected), across], 2), torch.cat([across.mT, own], 2)], 1)
-
-    def _hazards(self, parameters: Tensor, x: Tensor) -> Tensor:
-        """(n, J) events expected in each whole interval."""
-        return (parameters[: len(self.ends)] + (x @ parameters[len(self.ends) :])[:, None]).exp()
+            scores = np.einsum("nj,njk->nk", here - seen * rates, rows) / question["bound"]
+            passed = np.cumsum(rates[:, :, None] * rows, axis=1)
+            before = passed - rates[:, :, None] * rows
+            possible = (
+                ((part / question["bound"]) ** 2).sum(axis=2) for part in (passed, rows - before, rows - passed)
+            )
+            longest = np.max([lengths.max(axis=1) for lengths in possible], axis=0)
+            most = (information(rates) ** 2).sum(axis=1)
+            return self._shortened(scores, information(seen * rates), longest + most, ~np.isnan(event))

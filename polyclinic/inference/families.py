@@ -16,7 +16,7 @@ from scipy import special
 from polyclinic.types import Floats
 
 #: Outcomes count up to so many standard deviations from their mean in a private sum.
-FARTHEST = 3.0
+FARTHEST = 2.0
 # Predictors beyond it are as good as infinite, and their exponentials would be.
 _STEEPEST = 30.0
 
@@ -70,7 +70,7 @@ class PrivateFamily(Family):
 
     @abstractmethod
     def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
-        """(4, n) score and weight of eta, and of the logarithm of ``spread``; the last two are 0 without one."""
+        """(4, m, n) score and weight of eta and of the logarithm of ``spread``, 0 without one, of (m, n) outcomes."""
 
 
 class Linear(PrivateFamily):
@@ -99,9 +99,8 @@ class Linear(PrivateFamily):
         fourth = 3 * second - 2 * FARTHEST**3 * density + 2 * FARTHEST**4 * tail
         slope, steep = inside / square / deviation, 2 * second / (fourth - square**2)
         level = np.ones_like(residual)
-        return np.stack([
-            residual * slope, level * slope * inside / deviation, (residual**2 - square) * steep, level * 2 * second * steep
-        ])  # fmt: skip
+        weights = slope * inside / deviation, 2 * second * steep
+        return _stacked(residual * slope, level * weights[0], (residual**2 - square) * steep, level * weights[1])
 
 
 class Logistic(PrivateFamily):
@@ -123,7 +122,7 @@ class Logistic(PrivateFamily):
     def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
         chance = special.expit(eta)
         nothing = np.zeros_like(eta)
-        return np.stack([np.clip(y, 0.0, 1.0) - chance, chance * (1 - chance), nothing, nothing])
+        return _stacked(np.clip(y, 0.0, 1.0) - chance, chance * (1 - chance), nothing, nothing)
 
 
 class Poisson(PrivateFamily):
@@ -153,11 +152,15 @@ class Poisson(PrivateFamily):
         slope = mean * (_step_mean(high, mean) - _step_mean(low, mean))
         variance = np.maximum(second - first**2, 1e-12 * mean)
         nothing = np.zeros_like(eta)
-        return np.stack([(cut - first) * slope / variance, slope**2 / variance, nothing, nothing])
+        return _stacked((cut - first) * slope / variance, slope**2 / variance, nothing, nothing)
 
     def _ends(self, mean: Floats) -> tuple[Floats, Floats]:
         far = FARTHEST * np.sqrt(mean)
         return np.maximum(mean - far, 0.0), mean + far
+
+
+def _stacked(*parts: Floats) -> Floats:
+    return np.stack(np.broadcast_arrays(*parts))
 
 
 def _below(count: Floats, mean: Floats) -> Floats:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # So many hospitals at most stand beside each other in the first table; more have one of their own.
 _MOST_COMPARED = 8
+_QUARTILES = ("lower quartile", "median", "upper quartile")
 _EXACT = "These numbers are exact: this table is NOT private."
 _NOISY = (
     "Noise was added that costs each {unit} at most epsilon = {epsilon:.4g} at delta = {delta:g}. The number without it lies "
@@ -51,10 +52,7 @@ class Described:
             made.append(self._table("table1", f"Patients by {by}" if by else "Patients", groups, differences))
         if len(sites) > 1:
             hospitals = {
-                name: {
-                    "patients": site["patients"],
-                    **{each: part["overall"] for each, part in site["columns"].items()},
-                }
+                name: {"patients": site["patients"]} | {each: part["overall"] for each, part in site["columns"].items()}
                 for name, site in sites.items()
             }
             name = "table1-hospitals" if made else "table1"
@@ -84,34 +82,27 @@ class Described:
             named = f"{column}, {part['unit']}" if part["unit"] else column
             if levels := part["overall"].get("levels"):
                 for level in levels:
+                    cells = [_level(one["levels"][level]) for one in figures]
                     first = (f"{column}, n (%)", missing, difference) if level == next(iter(levels)) else ("", "", "")
-                    rows.append(
-                        (first[0], level, first[1], *(_level(one["levels"][level]) for one in figures), first[2])
-                    )
+                    rows.append((first[0], level, first[1], *cells, first[2]))
                 continue
             digits = _digits(part["overall"]["sd"])
             means = [f"{_number(one['mean'], digits)} ({_number(one['sd'], digits)})" for one in figures]
-            medians = [
-                f"{_number(one['median'], digits)} [{_number(one['lower quartile'], digits)}, "
-                f"{_number(one['upper quartile'], digits)}]" for one in figures
-            ]  # fmt: skip
+            low, middle, high = ([_number(one[name], digits) for one in figures] for name in _QUARTILES)
+            medians = [f"{three[1]} [{three[0]}, {three[2]}]" for three in zip(low, middle, high, strict=True)]
             rows.append((f"{named}, mean (SD)", "", missing, *means, difference))
             rows.append((f"{named}, median [Q1, Q3]", "", "", *medians, ""))
         headings = ("Variable", "Level", "Missing", "Overall", *groups, "SMD")
         end = len(headings) - (not compares)
-        return Table(
-            name, title, headings[:end], tuple(row[:end] for row in rows), note=" ".join(self._notes(compares))
-        )
+        return Table(name, title, headings[:end], tuple(row[:end] for row in rows), note=self._note(compares))
 
-    def _notes(self, compares: bool) -> list[str]:
+    def _note(self, compares: bool) -> str:
         fewest, exact = self.answer["fewest"], self.answer["exact"]
-        small = " or ".join(
-            [f"of fewer than {fewest} patients"] * (fewest > 1) + ["that may be noise alone"] * (not exact)
-        )
-        hidden = (
-            [f"Counts {small} are not shown{'; they may still follow from others' if exact else ''}."] if small else []
-        )
-        return [_EXACT if exact else _NOISY.format(**self.answer["privacy"]), *hidden, _ROWS, *[_SMD] * compares]
+        first = _EXACT if exact else _NOISY.format(**self.answer["privacy"])
+        small = [f"of fewer than {fewest} patients"] * (fewest > 1) + ["that may be noise alone"] * (not exact)
+        follow = "; they may still follow from others" if exact else ""
+        hidden = [f"Counts {' or '.join(small)} are not shown{follow}."] * bool(small)
+        return " ".join([first, *hidden, _ROWS, *[_SMD] * compares])
 
 
 def _number(figure: Mapping[str, Any] | None, digits: int, times: float = 1.0) -> str:

@@ -24,6 +24,8 @@ _PLACES = {
     "convex": "convex:Convex", "sums": "sums:SyntheticSums", "game": "games:Games", "density": "densities:Densities",
     "posterior": "analyses.posterior:Posterior", "regression": "analyses.regression:Regression",
     "components": "analyses.components:Components", "clusters": "analyses.clusters:Clusters",
+    "effect": "analyses.effect:Effect",
+    "survival": "analyses.survival:Survival", "cox": "analyses.cox:Cox",
 }  # fmt: skip
 
 

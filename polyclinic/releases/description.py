@@ -46,7 +46,7 @@ class Description:
     hospitals are not sent it. epsilon: What the answer may cost; None asks, without privacy, how often each number occurs.
 
     >>> Description(("age", "sex"), "treatment", epsilon=1.0).bins
-    128
+    64
     """
 
     task: ClassVar[str] = "query"
@@ -55,7 +55,7 @@ class Description:
 
     columns: tuple[Annotated[str, Field(max_length=1000)], ...] = ()
     by: Annotated[str, Field(max_length=1000)] = ""
-    bins: int = 128
+    bins: int = 64
     fewest: Annotated[int, Field(exclude=True)] = 5
     epsilon: float | None = field(kw_only=True)
     kind: Literal["description"] = field(default="description", kw_only=True)
@@ -65,7 +65,7 @@ class Description:
         names = self.columns or tuple(name for name in askable_columns(schema) if name != self.by)
         if twice := [name for name in names if names.count(name) > 1 or name == self.by]:
             raise ConfigError(
-                f"A description takes each column once, beside that of the groups; {twice[0]!r} stands twice."
+                f"A description takes each column once, that of the groups too; {twice[0]!r} stands twice."
             )
         return tuple(askable(schema, name) for name in names)
 
@@ -75,9 +75,7 @@ class Description:
             return ("",)
         column = askable(schema, self.by)
         if column.kind not in LISTED:
-            raise ConfigError(
-                f"by is {self.by!r}, of kind {column.kind!r}; groups are those of kinds {', '.join(LISTED)}."
-            )
+            raise ConfigError(f"by is {self.by!r}, of kind {column.kind!r}; groups are of kinds {', '.join(LISTED)}.")
         return (*categories(column), "") if column.nullable else categories(column)
 
     def plan(self, schema: Schema, pricing: Pricing) -> Plan:
@@ -196,10 +194,8 @@ def _noisy(column: Column, counts: Ints, noise_multiplier: float | None, stream:
         return noisy(counts.reshape(-1) * FINE, noise_multiplier, stream).reshape(counts.shape) / FINE
     cells = counts.shape[1] - column.nullable
     points = math.floor(FINE / running.norm(cells) * (1 - 1e-12))
-    noised = noisy(mixed(counts, cells, points).reshape(-1), noise_multiplier, stream).reshape(counts.shape)
-    return np.stack(
-        [np.append(running.unmix(row[:cells] / (points * running.ONE)), row[cells:] / FINE) for row in noised]
-    )
+    rows = noisy(mixed(counts, cells, points).reshape(-1), noise_multiplier, stream).reshape(counts.shape)
+    return np.stack([np.append(running.unmix(row[:cells] / points / running.ONE), row[cells:] / FINE) for row in rows])
 
 
 def mixed(counts: Ints, cells: int, points: int) -> Ints:
@@ -241,20 +237,18 @@ class Cells:
         total, error = self.observed
         if not _is_numeric(self.column):
             # Every patient is in one cell, and how many there are is known better from all columns than from one.
-            more = (patients - total - self.missing) / (len(self.patients) + self.column.nullable)
-            even = dataclasses.replace(
-                self, patients=self.patients + more, missing=self.missing + more * self.column.nullable
-            )
-            return {"missing": count(even.missing, self.missing_error, fewest), "levels": even._levels(fewest)}
+            nullable = self.column.nullable
+            more = (patients - total - self.missing) / (len(self.patients) + nullable)
+            levels = dataclasses.replace(self, patients=self.patients + more)._levels(fewest)
+            return {"missing": count(self.missing + more * nullable, self.missing_error, fewest), "levels": levels}
         shown: dict[str, Any] = {"missing": count(self.missing, self.missing_error, fewest)}
         if total < max(fewest, CERTAIN * error, 1.0):
             return shown | dict.fromkeys(("mean", "sd", *QUARTILES))
         mean, variance = self.moments()
-        doubt = self.deviation(self.variance_weights(mean)) / total
-        spread = estimate(variance, doubt, 0.0)
+        spread = estimate(variance, self.deviation(self.variance_weights(mean)) / total, 0.0)
         return shown | {
             "mean": estimate(mean, self.deviation(self.values - mean) / total, *(self.column.bounds or ())),
-            "sd": {name: math.sqrt(value) for name, value in spread.items()} if variance >= CERTAIN * doubt else None,
+            "sd": {name: math.sqrt(end) for name, end in spread.items()} if spread["low"] or not error else None,
             **{name: self._quantile(level) for name, level in QUARTILES.items()},
         }
 
@@ -273,19 +267,14 @@ class Cells:
 
     def _levels(self, fewest: float) -> dict[str, Any]:
         """Of each category its count and its share of those with a value; of a small count neither."""
-        total, shares = (
-            self.observed[0],
-            self.patients / self.observed[0] if self.observed[0] > 0 else 0 * self.patients,
-        )
-        errors = self.error * np.linalg.norm(np.eye(len(shares)) - shares[:, None], axis=1) / max(total, 1.0)
-        counts = [count(float(number), self.error, fewest) for number in self.patients]
-        return {
-            name: {
-                "count": shown,
-                "share": None if shown["value"] is None else estimate(float(share), float(error), 0.0, 1.0),
-            }
-            for name, shown, share, error in zip(categories(self.column), counts, shares, errors, strict=True)
-        }
+        levels, total = {}, max(self.observed[0], 1.0)
+        shares = self.patients / total
+        errors = self.error * np.linalg.norm(np.eye(len(shares)) - shares[:, None], axis=1) / total
+        for place, name in enumerate(categories(self.column)):
+            shown = count(float(self.patients[place]), self.error, fewest)
+            share = estimate(float(shares[place]), float(errors[place]), 0.0, 1.0)
+            levels[name] = {"count": shown, "share": None if shown["value"] is None else share}
+        return levels
 
     def _quantile(self, level: float) -> dict[str, float]:
         """Of exact counts as ``numpy.quantile``; of noisy ones where a running sum that never falls reaches the level."""
@@ -299,18 +288,12 @@ class Cells:
         # Within the interval the quantile may lie anywhere in the bins at its ends.
         first = max(int(np.argmax(excess + half >= 0)) - 1, 0)
         last = min(len(at) - int(np.argmax((excess - half <= 0)[::-1])), len(at) - 1)
-        found = {"value": value, "low": min(float(at[first]), value), "high": max(float(at[last]), value)}
-        if self.column.kind != "integer":
-            return found
-        return {
-            name: float(np.clip(np.rint(number), np.ceil(at[0]), np.floor(at[-1]))) for name, number in found.items()
-        }
+        return {"value": value, "low": min(float(at[first]), value), "high": max(float(at[last]), value)}
 
 
 @lru_cache(maxsize=64)
 def _below(cells: int, level: float) -> tuple[Floats, Floats]:
-    """(cells + 1, cells) by which counts say how many more lie below each edge than the share ``level`` of all, and (cells + 1,)
-    the errors of that for an error of 1."""
+    """(cells + 1, cells) how counts say how many more lie below each edge than a share of all, and its errors for one of 1."""
     weights = np.tri(cells + 1, cells, -1) - level
     return weights, running.errors(weights, 1.0)
 

@@ -32,12 +32,13 @@ def analysis_files(folder: Path, analysis: Mapping[str, Any], privacy: Mapping[s
     files: dict[Path, Content] = {folder / "analysis.json": json_text(dict(analysis) | {"privacy": privacy}, indent=2)}
     for table in analysis["tables"]:
         path, shown = folder / "tables" / table["name"], table_frame(table, shown=True).style.hide(axis="index")
-        caption = table["title"]
+        caption = f"{table['title']}. {table['note']}".removesuffix(". ")
         files |= {
             path.with_suffix(".csv"): table_frame(table).rename(columns=as_text).map(as_text).to_csv(index=False),
             path.with_suffix(".tex"): shown.format(escape="latex")
             .format_index(escape="latex", axis=1)
-            .to_latex(caption=caption.translate(_LATEX), hrules=True),
+            .to_latex(caption=caption.translate(_LATEX), hrules=True)
+            .replace("<", r"\textless{}"),  # which many a font shows as another sign
             path.with_suffix(".html"): shown.format(escape="html")
             .format_index(escape="html", axis=1)
             .to_html(caption=escape(caption)),

@@ -37,6 +37,8 @@ from polyclinic.types import Arrays, Builder
 SUM = "sum"
 #: The round that a question belongs to, from 1.
 ROUND = "round"
+#: Hospitals keep exact sums that tell of fewer patients, whatever a coordinator asks (DataSHIELD's nfilter.tab).
+LEAST = 3
 
 
 def judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:

@@ -25,16 +25,17 @@ PAGES = sorted(
 )
 # Pages whose runs take minutes together; `make slow` runs them.
 LONG = (
-    "docs/datasets/own.md", "docs/datasets/partitioners.md", "docs/evaluation.md", "docs/flows/inference.md",
-    "docs/models.md", "docs/objectives.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
+    "docs/datasets/own.md", "docs/datasets/partitioners.md", "docs/effects.md", "docs/evaluation.md", "docs/flows/inference.md",
+    "docs/models.md", "docs/objectives.md", "docs/regression.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
     "docs/privacy/central.md", "docs/privacy/secure-aggregation.md", "docs/records/imputation.md", "docs/start.md",
-    "docs/strategies.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
+    "docs/strategies.md", "docs/survival.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
     "docs/synthesis/marginals.md", "docs/synthesis/quality.md", "docs/synthesis/review.md",
     "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md",
-    "docs/tutorials/method-developer.md", "docs/tutorials/researcher.md",
+    "docs/tutorials/method-developer.md", "docs/tutorials/researcher.md", "docs/tutorials/trial-statistician.md",
 )  # fmt: skip
 # Pages that show records of POLYCLINIC_DATA, by the folder in it.
-DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci"}
+DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci", "docs/survival.md": "ist",
+        "docs/effects.md": "ist", "docs/tutorials/trial-statistician.md": "ist"}  # fmt: skip
 # A line that begins so is not run here, because
 ELSEWHERE = (
     "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`
@@ -185,7 +186,7 @@ def test_everything_that_a_page_shows_runs(page: str, problems: dict[str, str]) 
 
 
 def test_the_tutorials_have_something_to_run() -> None:
-    for name in ("researcher", "administrator", "method-developer"):
+    for name in ("researcher", "administrator", "method-developer", "trial-statistician"):
         assert steps(f"docs/tutorials/{name}.md"), name
 
 

@@ -91,6 +91,7 @@ def test_num_classes_counts_label_categories() -> None:
         ({"kind": "continuous", "role": "label"}, "needs public bounds"),
         ({"kind": "binary", "role": "label", "nullable": True}, "a label must be"),
         ({"kind": "binary", "role": "duration"}, "a duration must be of kind continuous or integer"),
+        ({"kind": "integer", "bounds": (0, 9), "role": "duration", "clip": True}, "a duration takes no clip"),
         ({"kind": "continuous", "bounds": (0, 9), "role": "event"}, "an event of kind binary"),
     ],
 )

@@ -113,6 +113,24 @@ def test_a_category_that_nobody_has_is_left_without_an_estimate_and_changes_noth
     assert np.isfinite(np.delete(fit.estimates, at)).all() and without.loglik == pytest.approx(fit.loglik)
 
 
+def test_a_column_far_below_its_public_bound_has_an_estimate() -> None:
+    table = TABLE.assign(visits=TABLE["visits"] % 6)
+    method, x = method_of("linear", "stay ~ I(visits**4)"), table["visits"].to_numpy(float) ** 4
+    slope, _ = np.polyfit(x, table["stay"].to_numpy(float), 1)
+    assert method.fit(state_of(method, hospitals(table))[0]).estimates[1] == pytest.approx(slope, rel=1e-6)
+
+
+def test_a_fit_may_begin_after_the_first_round() -> None:
+    """Of hospitals that are combined, one may have been away then."""
+    method, z = method_of("logistic"), rows(TABLE)
+    state: Arrays = {"patients": np.array([float(len(z))])}
+    for number in range(2, 20):
+        question = method.question(number, state)
+        parts = method.contributions(number, question, z, np.arange(len(z)), len(z))
+        state = method.absorb(number, state, parts.mean(axis=0), 0.0)
+    assert method.fit(state).estimates == pytest.approx(method.fit(state_of(method, [z])[0]).estimates, rel=1e-8)
+
+
 @pytest.mark.parametrize(("formula", "said"), [
     ("died ~ age + I(age / 10)", "told apart"), ("died ~ age + I(died_as_sex)", ""), ("died ~ C(sex) + sex", "told apart")
 ])  # fmt: skip

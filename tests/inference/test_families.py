@@ -59,7 +59,7 @@ def test_a_bounded_residual_has_scores_of_mean_zero_for_mean_and_deviation() -> 
             stated[0], rel=1e-5
         )
     assert chance @ (score * own) == pytest.approx(0.0, abs=1e-9)
-    assert 0.98 < weight[0] * np.exp(2 * spread) <= 1 and 1.5 < own_weight[0] <= 2
+    assert 0.98 < weight[0] * np.exp(2 * spread) <= 1 and 1.7 < own_weight[0] <= 2
 
 
 @pytest.mark.parametrize("family", [Linear(), Logistic(), Poisson()], ids=lambda family: family.name)

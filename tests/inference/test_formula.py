@@ -63,8 +63,10 @@ def test_public_scales_bound_every_row_and_a_lone_category_moves_no_column() -> 
     "__import__('os').system('true')", "I(__import__('os'))", "{age}", "Q('age')", "age.values", "I(age[0])", "center(age)",
     "C(age, contr.sum)", "exp(exp)", "log(lambda: 1)", "I(age if 1 else 2)", "eval('1')", "open('x')", "I(age**bmi)", "C('age')",
     "bs(age)", "bs(age, df=open('x'))", "bs(age, knots=[10, 200])", "poly(age, 99)", "I('a' * 9**9)", "`age; 1`", ".",
-    "I(9**9**9)", "hashed(age)", "lag(age)", "C(bmi)", "log(region)", "C(region, Treatment('east'))", "nobody", "log(age - 50)",
+    "I(9**9**9)", "hashed(age)", "I(age + 1" + "0" * 400 + ")", "bs(age, df=1e999)", "bs(age, df=2)",
+    "lag(age)", "C(bmi)", "log(region)", "C(region, Treatment('east'))", "nobody", "log(age - 50)",
     "age**2**2", "2.5",
+    "bs(age, df=4, degree=-10000000000)", "bs(age, degree=1e400)", f"I(age * 1{'0' * 400})", "I(age - 1e400)",
 ])  # fmt: skip
 def test_nothing_else_is_allowed_and_nothing_of_it_is_run(part: str) -> None:
     with pytest.raises(ConfigError, match="formula"):
@@ -82,7 +84,11 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
 @pytest.mark.parametrize(("formula", "said"), [
     ("age + sex", "needs one outcome|cannot be read"), ("died + sex ~ age", "one outcome"), ("died ~ died", "outcome 'died'"),
     ("died ~ ag", "Did you mean 'age'"), ("died ~ log(visits)", "no number where visits is 0"), ("a" * 501, "may have 500"),
-    ("died ~ (age + bmi + sex)**9", "once, up to 4"), ("died ~ 0", "allowed are 1 to"), ("", "outcome|cannot"),
+    ("died ~ (age + bmi + sex)**9", "power 9; allowed are 1 to 4"), ("died ~ age**2**2", "cannot be read|terms|column"),
+    ("died ~ " + "*".join("abcdefghijklmnopqrst"), "terms; it may"),
+    ("died ~ (" + "+".join("abcdefghijklmnopqrstuvwxyz") + ")**4", "terms; it may"),
+    ("died ~ " + ":".join(["C(age)", "C(visits)", "C(sex)"] * 3), "columns|number"),
+    ("died ~ 0", "allowed are 1 to"), ("", "outcome|cannot"),
 ])  # fmt: skip
 def test_a_refusal_says_what_and_how(formula: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

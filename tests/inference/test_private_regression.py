@@ -54,8 +54,8 @@ def test_without_noise_it_is_near_the_exact_fit(family: str) -> None:
     exact = ExactRegression(method.design, FAMILIES[family], LAYOUT, 10, 5)
     expected = exact.fit(exact_state(exact, [z])[0])
     errors = np.sqrt(np.diag(expected.covariance))
-    assert (np.abs(fit.estimates - expected.estimates) / errors).max() < 0.35
-    assert np.sqrt(np.diag(fit.covariance)) == pytest.approx(errors, rel=0.06)
+    assert (np.abs(fit.estimates - expected.estimates) / errors).max() < 0.5
+    assert np.sqrt(np.diag(fit.covariance)) == pytest.approx(errors, rel=0.12)
     assert fit.noise == pytest.approx(np.ones(len(fit.names))) and abs(fit.rows - expected.rows) <= 1
     if family == "linear":
         assert fit.deviation == pytest.approx(expected.deviation, rel=0.05)

@@ -42,7 +42,7 @@ def test_files_hold_all_digits_and_nothing_that_a_reader_of_them_would_run(tmp_p
         "Odds of 50 &amp; more" in files["tables/odds.html"] or "Odds of 50 % &amp; more" in files["tables/odds.html"]
     )
     assert (
-        r"\caption{Odds of 50 \% \& more}" in files["tables/odds.tex"]
+        r"\caption{Odds of 50 \% \& more. By Wald.}" in files["tables/odds.tex"]
         and r"=age\_years & 1.23" in files["tables/odds.tex"]
     )
 

@@ -10,10 +10,15 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
+from polyclinic import Federation
 from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.encoding import column_values
 from polyclinic.errors import ConfigError
+from polyclinic.plugins import dataset_named
 from polyclinic.privacy.sums import clipped_total, exact_total
 from polyclinic.programs.analyses.clusters import Clusters, Lloyd, packed_centres
+from polyclinic.programs.analyses.components import Components, spectrum
 from polyclinic.types import Arrays
 from tests.programs.test_components import COLUMNS, SCHEMA, records, run
 
@@ -113,6 +118,24 @@ def test_a_patient_adds_a_vector_of_length_one_at_most_and_a_missing_number_lies
     assert (vector[:, 2] == 0).all() and (vector != 0).any(axis=1).sum() == 1
 
 
+def test_a_hospital_keeps_exact_sums_that_tell_of_two_patients() -> None:
+    method = Clusters(CONFIG, 3, "age, sbp, dbp").method(SCHEMA)
+    z, patient = method.layout.rows(blobs(40), np.zeros(40, dtype=np.int64)), np.arange(40)
+    far = np.vstack([z[2, :3], np.full((2, 3), 50.0)])
+    asked = {"centres": far, "middle": np.zeros(3), "spread": np.ones(3)}
+    assert method.refusal(2, asked, z, patient, 40) == ""
+    asked["centres"] = np.vstack([z[:, :3].mean(axis=0) + 9, z[:, :3].mean(axis=0), np.full((1, 3), 50.0)])
+    z[:2, :3] = asked["centres"][0]
+    assert "fewer than 3 patients" in method.refusal(2, asked, z, patient, 40)
+    assert method.refusal(1, {}, z, patient, 40) == "" and "fewer than 3" in method.refusal(
+        1, {}, z[:2], patient[:2], 2
+    )
+    products = Components(CONFIG, "age, sbp, dbp", "public").method(SCHEMA)
+    assert products.refusal(1, products.question(1, {}), z, np.arange(40) // 20, 2) and not products.refusal(
+        1, {}, z, patient, 40
+    )
+
+
 def test_spheres_lie_apart_and_follow_the_seed() -> None:
     centres = packed_centres(5, 3, 1)
     distances = np.linalg.norm(centres[:, None] - centres, axis=2)[np.triu_indices(5, 1)]
@@ -138,5 +161,38 @@ def test_centres_of_another_shape_are_refused() -> None:
     method = Clusters(CONFIG, 3, "age, sbp, dbp", "public").method(SCHEMA)
     asked = method.question(1, {}) | {"centres": np.zeros((4, 3))}
     z = method.layout.rows(blobs(5), np.zeros(5, dtype=np.int64))
-    with pytest.raises(ConfigError, match="'centres' must be float64 of shape"):
+    with pytest.raises(ConfigError, match="'centres' must be 3 times 3 numbers"):
         method.contributions(1, asked, z, np.arange(5), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("epsilon", "distance", "share"), [(1.0, 1.079, 0.951), (3.0, 1.038, 0.989), (10.0, 1.032, 0.998)]
+)
+def test_the_page_says_what_privacy_costs_on_heart_disease(
+    heart_disease: None, tmp_path: Path, epsilon: float, distance: float, share: float
+) -> None:
+    """Over twelve seeds, beside k-means and components of the pooled complete records without privacy (docs/describe.md)."""
+    names = ["age", "trestbps", "chol", "thalach", "oldpeak"]
+    shards = load_shards(dataset_named("heart-disease-920"), 0, "natural", 0, 1.0)
+    rows = np.concatenate([np.stack([column_values(s.x, s.schema, name) for name in names], axis=1) for s in shards])
+    rows = rows[~np.isnan(rows).any(axis=1)]
+    z, exact = (rows - rows.mean(axis=0)) / rows.std(axis=0), spectrum(np.corrcoef(rows.T))[0]
+    best = KMeans(3, n_init=20, random_state=0).fit(z).inertia_ / len(z)
+    given = {"columns": ", ".join(names)}
+    distances, shares = [], []
+    for seed in range(12):
+        federation = Federation.from_dataset(
+            "heart-disease-920", out=str(tmp_path), seed=seed, privacy={"epsilon": epsilon}
+        )
+        ended = federation.run(task="clusters", rounds=5, task_options=given | {"k": 3}, pictures=False)
+        centres = (ended.tables["centres"].iloc[:, 1:].to_numpy().T - rows.mean(axis=0)) / rows.std(axis=0)
+        distances.append(((z[:, None] - centres) ** 2).sum(axis=2).min(axis=1).mean() / best)
+        ended = federation.run(task="components", task_options=given, pictures=False)
+        if not ended.summary["analysis"]["refused"]:
+            first = ended.tables["loadings"][["PC1", "PC2"]].to_numpy()
+            shares.append(np.trace(first.T @ np.corrcoef(rows.T) @ first) / exact[:2].sum())
+    print(
+        epsilon, np.mean(distances), np.std(distances) / 12**0.5, np.mean(shares), np.std(shares) / 12**0.5, len(shares)
+    )
+    assert np.mean(distances) == pytest.approx(distance, abs=0.02) and np.mean(shares) == pytest.approx(share, abs=0.02)

@@ -9,7 +9,9 @@ from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.ehr.prepared import Rules
 from polyclinic.errors import BudgetRefused, ConfigError
+from polyclinic.inspection.described import Described
 from polyclinic.privacy.ledger import Ledger
+from polyclinic.releases.description import Description
 from polyclinic.releases.kinds import answer_of_json, question_as_key, question_of_key
 from polyclinic.releases.question import Question
 from polyclinic.releases.relations import Relations
@@ -43,7 +45,7 @@ def asked(hospitals: Path, question: Question, names: tuple[str, ...] = NAMES) -
 @pytest.mark.parametrize(
     "question", [
         Survey(("age", "ä \"b\" 'c'"), 0.5, rules=Rules(low=0.1, most_categories=7)), Relations(None),
-        Statistic("mean", "age", ("sex == 1",), 10, epsilon=0.5),
+        Statistic("mean", "age", ("sex == 1",), 10, epsilon=0.5), Description(("age",), "ward", fewest=9, epsilon=0.5),
     ],
 )  # fmt: skip
 def test_a_question_as_a_key_has_no_quotes_and_is_the_same_again(question: Question) -> None:
@@ -62,6 +64,16 @@ def test_a_federation_prepares_one_schema_of_all_its_hospitals(hospitals: Path) 
         assert [event["purpose"] for event in ledger.events()] == ["survey"]
         assert 0.9 < ledger.spent() <= 1.0 and ledger.spent() == pytest.approx(answer["privacy"]["epsilon"], rel=1e-3)
     assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
+
+
+def test_a_federation_describes_its_patients_in_one_table(hospitals: Path) -> None:
+    for name in NAMES[:2]:
+        path = hospitals / name / "hospital.toml"
+        path.write_text(path.read_text().replace('"survey"', '"query"'))
+    answer = json.loads(asked(hospitals, Description(by="died", epsilon=2.0)).answer_file.read_text())
+    assert list(answer["sites"]) == ["north", "south"] and answer["privacy"]["epsilon"] <= 2
+    table = Described(answer).table
+    assert table["Variable"][1] == "age, years, mean (SD)" and list(table)[-3:] == ["died = 0", "died = 1", "SMD"]
 
 
 def test_an_imputer_comes_back_as_it_was_made(hospitals: Path) -> None:

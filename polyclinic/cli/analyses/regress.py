@@ -25,7 +25,8 @@ def regress(
         str | None, typer.Option(help="Fit each hospital by itself and combine the coefficients: reml or dl.")
     ] = None,
     least: Annotated[
-        int | None, typer.Option(help="Without privacy: the fewest patients of a hospital that a term may rest on.")
+        int | None,
+        typer.Option(help="Without privacy: the fewest patients of a hospital that a term may rest on, 3 or more."),
     ] = None,
 ) -> None:
     """A regression table of all hospitals' patients, under privacy or exact; or each hospital's own, and their meta-analysis."""

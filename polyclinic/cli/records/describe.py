@@ -27,7 +27,7 @@ def describe(
     exact: Annotated[
         bool, typer.Option("--exact", help="Instead: exact numbers, which are NOT private; for public or simulated records.")
     ] = False,
-    bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's public bounds.")] = 128,
+    bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's public bounds.")] = 64,
     fewest: Annotated[int, typer.Option(help="Smaller counts are not shown.")] = 5,
     out: Annotated[
         Path, typer.Option(help="Folder for description.json, tables/table1 as CSV, LaTeX and HTML, and a new ledger.")

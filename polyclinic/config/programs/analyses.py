@@ -5,18 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.config.programs import posterior
 from polyclinic.config.programs.kinds import Kind
-from polyclinic.config.programs.posterior import DEFAULTS
 from polyclinic.config.programs.synthesis import check_one_sum, check_private_sums
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
 
+#: What analyses take where nothing is given.
+DEFAULTS = posterior.DEFAULTS | {"split.fraction": 0.0}
 #: The rounds of each analysis where nothing is given.
 ROUNDS: dict[str, int] = {
     "regression": 10,
-    "components": 1,
+    "components": 2,
     "clusters": 8,
+    "effect": 8,
+    "survival": 1,
+    "cox": 10,
 }
 
 
@@ -24,7 +29,7 @@ def analysis_kind(given: Mapping[str, Any]) -> Kind:
     """The kind of an analysis, whose rounds are sums over all patients; ``given`` are flat keys."""
     task = str(given["task"])
     return Kind(
-        task, frozenset({"task-options"}), DEFAULTS | {"rounds": ROUNDS[task], "split.fraction": 0.0}, check_analysis,
+        task, frozenset({"task-options"}), DEFAULTS | {"rounds": ROUNDS[task]}, check_analysis,
         steps=False, counts_exactly=True, shares_noise=True, server_steps=False,
     )  # fmt: skip
 

@@ -28,6 +28,7 @@ BUILT_IN = {
         "heart-disease-920": "heart_disease:DATASET_920",
         "ist": "ist:DATASET",
         "ist-death-14": "ist:DATASET_DEATH_14",
+        "ist-survival": "ist:DATASET_SURVIVAL",
         "eicu-demo": "eicu:DATASET",
         "diabetes-130": "diabetes:DATASET",
         "diabetes-130-first": "diabetes:DATASET_FIRST",

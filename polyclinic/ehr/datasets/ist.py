@@ -41,10 +41,28 @@ SCHEMA_DEATH_14 = Schema(
     name="ist-death-14",
     columns=(
         *SCHEMA.columns[:-1],
+        Column(
+            name="stroke_at_14",
+            kind="binary",
+            role="ignore",
+            description="1 if a stroke, ischaemic or of unknown type, recurred within 14 days; for `data.label`",
+        ),
         Column(name="dead_at_14", kind="binary", role="label", description="1 if dead within 14 days"),
-    ),
+    ),  # fmt: skip
     rules=SCHEMA.rules,
 )
+#: Days of follow-up that count: six months, for which patients were asked after.
+_FOLLOWED = 183
+SCHEMA_SURVIVAL = Schema(
+    name="ist-survival",
+    columns=(
+        *SCHEMA.columns[:-1],
+        Column(name="days", kind="integer", role="duration", unit="days", bounds=(0, _FOLLOWED),
+               description="from randomisation to death or the last news, 6 months at most"),
+        Column(name="died", kind="binary", role="event", description="1 if dead then"),
+    ),
+    rules=SCHEMA.rules,
+)  # fmt: skip
 _FEATURES = tuple(column.name for column in SCHEMA.features)
 
 
@@ -63,12 +81,24 @@ def _month(text: str) -> str:
 def _parsed(file: Path) -> pd.DataFrame:
     """All 19,435 patients, hospitals in order of size: patient, site, country, the features, and both outcomes."""
     table = pd.read_csv(file, encoding="latin-1", skipinitialspace=True, low_memory=False)
-    wanted = ["HOSPNUM", "COUNTRY", "RDATE", "OCCODE", "ID14", *(name.upper() for name in _FEATURES)]
+    wanted = [
+        "HOSPNUM",
+        "COUNTRY",
+        "RDATE",
+        "OCCODE",
+        "ID14",
+        "ISC14",
+        "NK14",
+        "TD",
+        "DIED",
+        *(name.upper() for name in _FEATURES),
+    ]
     if table.shape != (ROWS, COLUMNS) or not set(wanted) <= set(table.columns):
         raise DataError(f"{file} is not the published table of {ROWS} rows and {COLUMNS} columns; get it from {PAGE}.")
     table = table[wanted].rename(columns=str.lower)
     # The pilot phase wrote H for the dose that the main phase wrote M for (Sandercock et al. 2011, table 2).
     table["rxhep"] = table["rxhep"].replace("H", "M")
+    table["stroke_at_14"] = ((table.pop("isc14") == 1) | (table.pop("nk14") == 1)).astype("int64")
     table["randomised"] = table.pop("rdate").map(_month)
     table.insert(0, "patient", [f"{row + 1}" for row in range(ROWS)])
     table.insert(1, "site", table.pop("hospnum").map("hospital-{:03d}".format))
@@ -99,6 +129,16 @@ def load_death_14() -> pd.DataFrame:
     return _labelled(table, SCHEMA_DEATH_14, table["id14"] == 1)
 
 
+def load_survival() -> pd.DataFrame:
+    """The 19,433 patients whose time of death or last news is known (TD, DIED)."""
+    table = _read().dropna(subset="td")
+    days = table["td"].astype("int64")
+    records = table.assign(
+        days=days.clip(upper=_FOLLOWED), died=((table["died"] == 1) & (days <= _FOLLOWED)).astype("int64")
+    )
+    return records[[column.name for column in SCHEMA_SURVIVAL.columns]].reset_index(drop=True)
+
+
 DATASET = Dataset(
     name="ist",
     title="International Stroke Trial, state at 6 months",
@@ -127,4 +167,14 @@ DATASET_DEATH_14 = replace(
     natural_sites=SITES,
     flow=None,
     load=load_death_14,
+)
+DATASET_SURVIVAL = replace(
+    DATASET_DEATH_14,
+    name="ist-survival",
+    title="International Stroke Trial, time to death within 6 months",
+    description="Days until death within 6 months of a stroke: 19,433 patients of 466 hospitals in a randomised trial.",
+    schema=SCHEMA_SURVIVAL,
+    patients=19433,
+    rows=19433,
+    load=load_survival,
 )

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
 from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
+from polyclinic.evaluation.figures.survival import plot_survival
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,16 +23,23 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     scale: Callable[[float], float] = (lambda value: float(exp(value))) if ratio else float
     what = ratio or "Coefficient"
     figure, axes = panel(f"{what}s", "With intervals of 95 %", ax, height=1.2 + 0.26 * len(rows))
-    name_rows(axes, [row["label"] if row["kind"] in ("heading", "term") else f"   {row['label']}" for row in rows], 40)
+    name_rows(axes, [row["label"] for row in rows], 40)
     axes.axvline(scale(0.0), color=FAINT, linewidth=1.0)
     for place, row in enumerate(rows):
-        if row["kind"] != "heading":
+        if row["kind"] == "heading":
+            axes.get_yticklabels()[place].set_fontweight("bold")
+        else:
             low, middle, high = (scale(row[key]) for key in ("low", "estimate", "high"))
             colour, mark = (PALETTE[1], "D") if row["kind"] == "pooled" else (PALETTE[0], "s")
             axes.plot([low, high], [place, place], color=colour, linewidth=1.4)
             axes.plot([middle], [place], mark, color=colour, markersize=5)
     if ratio:
+        from matplotlib.ticker import FormatStrFormatter, LogLocator, NullLocator
+
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(FormatStrFormatter("%g"))
     label_axes(axes, what)
     return figure
 
@@ -41,4 +50,7 @@ ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "scree": plot_scree,
     "loadings": plot_loadings,
     "centres": plot_centres,
+    "balance": plot_balance,
+    "survival": plot_survival,
+    "survival-hospitals": plot_survival,
 }

@@ -83,10 +83,8 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in scores)]
     whose = f" of {unit}s trained on" if noised else ""
     dropouts = _dropouts(summary.get("dropouts") or [])
-    strategy, dataset = str(summary.get("strategy", "a strategy")), dataset_title(summary)
     return {
-        "title": f"{dataset}, {'synthesised' if part(summary, 'synthesis') else 'trained'} by {strategy} over "
-        f"{len(sites)} {'hospital' if len(sites) == 1 else 'hospitals'}",
+        "title": _title(summary, len(sites)),
         "subtitle": _subtitle(summary, simulation),
         "sentence": _sentence(summary, sites, simulation),
         "private": private,
@@ -234,26 +232,36 @@ def _subtitle(summary: Summary, simulation: bool) -> str:
     return " · ".join(parts)
 
 
+def _title(summary: Summary, sites: int) -> str:
+    dataset, over = dataset_title(summary), f"over {sites} {'hospital' if sites == 1 else 'hospitals'}"
+    if analysis := part(summary, "analysis"):
+        return f"{analysis['title']}, of {dataset} {over}"
+    done = "synthesised" if part(summary, "synthesis") else "trained"
+    return f"{dataset}, {done} by {summary.get('strategy', 'a strategy')} {over}"
+
+
 def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     trained = sum(site.get("rounds_joined") != 0 for site in sites.values())
     by = f"{trained} of {len(sites)}" if trained < len(sites) else str(trained)
-    rounds = count(summary.get("rounds"))
+    hospitals = f"{by} {'hospital' if by == '1' else 'hospitals'}"
+    rounds = f"{count(summary.get('rounds'))} {'round' if summary.get('rounds') == 1 else 'rounds'}"
     where = (
         "The hospitals were simulated on one machine, each with its own share of the records."
         if simulation
         else "Records stayed at their hospital; updates of the model are what travelled."
     )
     objective, what = part(summary, "objective"), "generator of synthetic patients"
-    if analysis := part(summary, "analysis"):
-        what = f"result of the analysis {analysis['task']}"
-    elif part(summary, "posterior"):
+    if part(summary, "analysis"):
+        added = "with noise" if part(summary, "privacy").get("private") else "exact"
+        told = where if simulation else "Records stayed at their hospital; sums over patients are what travelled."
+        return f"In {rounds} {hospitals} answered with sums over patients, {added}. {told}"
+    if part(summary, "posterior"):
         what = "posterior"
     elif not part(summary, "synthesis"):
         unit = f" ({objective['unit']})" if objective.get("unit") else ""
         what = f"shared model, {summary.get('model')} of {objective['label']}{unit}," if objective else "shared model"
     return (
-        f"One {what} for {dataset_title(summary)} was trained by {by} "
-        f"{'hospital' if by == '1' else 'hospitals'} in {rounds} {'round' if rounds == '1' else 'rounds'} "
+        f"One {what} for {dataset_title(summary)} was trained by {hospitals} in {rounds} "
         f"with the strategy {summary.get('strategy', 'not recorded')}. {where}"
     )
 

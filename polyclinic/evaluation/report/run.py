@@ -163,10 +163,10 @@ def _render(results: Results, drawn: Callable[[], Drawn], page: Path) -> Path:
     }
     sections = [
         (templates.HEADER, {}),
+        (templates.ANALYSIS, {}),
         (templates.HOSPITALS, {}),
         (templates.UTILITY, utility(results.summary)),
         (templates.SHAPES, {"importances": _importances(results)}),
-        (templates.ANALYSIS, {}),
         (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
         (QUALITY, quality(results.quality)),

@@ -48,8 +48,10 @@ What it covers and what it does not is said under <em>Privacy</em>.</p>
 </div>
 {% else %}
 <div class="notice warn">
-<p><strong>No privacy guarantee.</strong> This model was trained without differential privacy: no noise was added,
-and the model may reveal its training records. Do not share it as if it were anonymous.</p>
+<p><strong>No privacy guarantee.</strong> {% if analysis %}These numbers are of exact sums, without differential privacy, and
+may reveal records{% else %}This model was trained without differential privacy: no noise was added,
+and the model may reveal its training records{% endif %}. Do not share {{ "them" if analysis else "it" }} as if
+{{ "they were" if analysis else "it were" }} anonymous.</p>
 </div>
 {% endif %}
 {% for warning in warnings %}
@@ -242,7 +244,7 @@ patients, as far as is known; a missing number stands at its centre{% if posteri
 """
 
 ANALYSIS = """{% if analysis %}
-<h2>{{ analysis.title }}</h2>
+<h2>Result</h2>
 {% if analysis.refused %}
 <div class="notice warn"><p><strong>There is no result.</strong> {{ analysis.refused }}</p></div>
 {% else %}
@@ -290,8 +292,10 @@ PATIENTS = """{% if figures.patients %}
 {% endif %}
 """
 
-TRAINING = """<h2>Course of the training</h2>
+TRAINING = """{% if figures.training or not analysis %}
+<h2>Course of the {{ "rounds" if analysis else "training" }}</h2>
 {{ pictures(figures.training) }}
+{% endif %}
 """
 
 DROPOUTS = """<h2>Dropouts</h2>

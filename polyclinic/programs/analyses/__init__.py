@@ -8,13 +8,15 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import numpy as np
+from dp_accounting import DpEvent
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.programs.program import Half, State
 from polyclinic.programs.sums import Sums, SumsHalf
 from polyclinic.training.preparation import PatientSums
 from polyclinic.training.synthesis import ExactSumsTask
+from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
 if TYPE_CHECKING:
@@ -113,6 +115,12 @@ class Analysis(Statistic):
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> ExactSumsTask:
         task = ExactSumsTask(self.method(schema), name=self.config.task)
         return task if question is None else task.asked(question)
+
+    def price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
+        """As of every program. Raises ConfigError for a private run of which exact sums are asked: its method keeps none back."""
+        if self.config.privacy.dp and settings.noise_multiplier is None:
+            raise ConfigError(f"The run of task {self.config.task!r} is private, but exact sums are asked of it.")
+        return super().price(settings, begun)
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Raises ConfigError where a secure sum would cut sums short."""

@@ -46,9 +46,7 @@ class Lloyd:
         """The (k, d) ``centres``, the (d,) ``middle`` and ``spread`` of their scale; nothing in a round that measures."""
         if self.measures and round == 1:
             return {}
-        d = self.start.shape[1]
-        begun = {"centres": self.start, "middle": np.zeros(d), "spread": np.ones(d)}
-        return {name: state.get(name, first) for name, first in begun.items()}
+        return {"centres": state.get("centres", self.start), **self.numbers.asked(state)}
 
     def size(self, round: int, question: Arrays) -> int:
         """Of each number that it is there, it and its square; then of each cluster one, where its patients lie, and how far."""
@@ -57,34 +55,36 @@ class Lloyd:
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) means of the rows' vectors. Raises ConfigError for centres that are none."""
-        x, there, (k, d) = z[:, self.numbers.places], self.numbers.present(z), self.start.shape
         if self.measures and round == 1:
-            vectors = np.concatenate([there, there * x, there * x**2], axis=1) / (2 * d) ** 0.5
-            return mean_of_rows(vectors, patient, patients)
-        for name, value in self.question(round + 1, {}).items():
-            if name not in question or question[name].shape != value.shape or question[name].dtype != np.float64:
-                raise ConfigError(f"The question's {name!r} must be float64 of shape {value.shape}.")
-        if not (question["spread"] > 0).all():
-            raise ConfigError("The question's 'spread' must be positive.")
-        scaled = (x - question["middle"]) / question["spread"]
+            return mean_of_rows(self.numbers.moments(z), patient, patients)
+        scaled, there, (k, d) = self.numbers.scaled(z, question), self.numbers.present(z), self.start.shape
+        if question.get("centres", np.zeros(0)).shape != (k, d):
+            raise ConfigError(f"The question's 'centres' must be {k} times {d} numbers.")
         away = np.stack([np.where(there, scaled - centre, 0.0) for centre in question["centres"]])
         mine = np.arange(len(z)), (away**2).sum(axis=2).argmin(axis=0)
-        from_centre = away[mine[::-1]] / self.numbers.reach
+        from_centre = away[mine[::-1]] / self.reach
         vectors = np.zeros((len(z), k, d + 2))
         vectors[mine] = np.hstack([
             np.full((len(z), 1), _ONE), _WHERE * from_centre, _SQUARE * (from_centre**2).sum(axis=1, keepdims=True),
         ])  # fmt: skip
         return mean_of_rows(vectors.reshape(len(z), -1), patient, patients)
 
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        if self.measures and round == 1:
+            return self.numbers.refusal(self.numbers.present(z), patient)
+        vectors = self.contributions(round, question, z, np.arange(len(z)), len(z))
+        return self.numbers.refusal(vectors.reshape(len(z), len(self.start), -1)[:, :, 0] > 0, patient)
+
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The state with the scale, or with the centres moved to their patients' means; an empty cluster's stays."""
         if self.measures and round == 1:
-            return {**state, **self._scale(mean, noise)}
+            return state | self.numbers.measured(mean, noise)
         asked, parts = self.question(round, state), mean.reshape(len(self.start), -1)
         filled = parts[:, 0] > _LEAST * noise
         share = np.where(filled, parts[:, 0] / _ONE, np.nan)
-        shift = parts[:, 1:-1] * self.numbers.reach / _WHERE / share[:, None]
-        squared = parts[:, -1] * self.numbers.reach**2 / _SQUARE / share - (shift**2).sum(axis=1)
+        shift = parts[:, 1:-1] * self.reach / _WHERE / share[:, None]
+        squared = parts[:, -1] * self.reach**2 / _SQUARE / share - (shift**2).sum(axis=1)
         low, high = ((bound[self.numbers.places] - asked["middle"]) / asked["spread"] for bound in self.layout.bounds)
         centres = asked["centres"] + np.nan_to_num(shift)
         return {
@@ -92,14 +92,10 @@ class Lloyd:
             "squared": np.maximum(np.nan_to_num(squared), 0.0), "noise": np.array([noise]),
         }  # fmt: skip
 
-    def _scale(self, mean: Floats, noise: float) -> Arrays:
-        """Each number's mean and standard deviation (of divisor n), the public ones where the noise hides that it is there."""
-        there, total, square = mean.reshape(3, -1) * (2 * self.start.shape[1]) ** 0.5
-        error = _LEAST * noise * (2 * self.start.shape[1]) ** 0.5
-        number = np.where(there > error, there, np.nan)
-        middle = np.nan_to_num(total / number)
-        variance = np.maximum(square / number - middle**2, np.maximum(error / number, 1e-6))
-        return {"middle": middle, "spread": np.sqrt(np.nan_to_num(variance, nan=1.0))}
+    @property
+    def reach(self) -> float:
+        """Rows that lie farther from their centre weigh less where there is noise."""
+        return float(len(self.numbers.places) ** 0.5)
 
 
 @lru_cache(maxsize=16)
@@ -133,16 +129,13 @@ class Clusters(Analysis):
     def method(self, schema: Schema) -> Lloyd:
         if not (isinstance(self.k, int) and 2 <= self.k <= 100):
             raise ConfigError(f"Configuration key 'task-options': k is {self.k!r}; it must lie between 2 and 100.")
-        numbers, rounds, measures = (
-            Numbers.of(schema, self.columns, self.scaling),
-            self.config.rounds,
-            self.scaling == "measured",
-        )
-        if rounds <= measures:
+        numbers, measures = Numbers.of(schema, self.columns, self.scaling), self.scaling == "measured"
+        if self.config.rounds <= measures:
             raise ConfigError(
-                "Configuration key 'rounds' is 1, but scaling 'measured' spends that on scales; set rounds to 2 or more."
+                "Configuration key 'rounds' is 1, which scaling 'measured' spends on scales; set it to 2 or more."
             )
-        return Lloyd(numbers, packed_centres(self.k, len(numbers.places), self.config.seed), rounds, measures)
+        centres = packed_centres(self.k, len(numbers.places), self.config.seed)
+        return Lloyd(numbers, centres, self.config.rounds, measures)
 
     def result(self, method: Lloyd, state: State) -> Result:
         """Centres in the columns' units, how many patients are nearest to each, and how far these lie from it."""
@@ -158,12 +151,10 @@ class Clusters(Analysis):
         sizes = np.concatenate([counts, [100 * share / share.sum(), squared]]).T.tolist()
         scales = method.numbers.scales()
         centre, scale = (np.array([one[name] for one in scales]) for name in ("centre", "scale"))
-        units = [
-            f"{name}, {one['unit']}" if one["unit"] else name
-            for name, one in zip(method.numbers.names, scales, strict=True)
-        ]
+        names = zip(method.numbers.names, (one["unit"] for one in scales), strict=True)
+        units = [f"{name}, {unit}" if unit else name for name, unit in names]
         cells = centre + scale * (ended["middle"] + ended["spread"] * ended["centres"][order])
-        half = _CERTAIN * noise * method.numbers.reach / _WHERE / share.min() * ended["spread"] * scale
+        half = _CERTAIN * noise * method.reach / _WHERE / share.min() * ended["spread"] * scale
         moved = ", ".join(f"{name} {value:.3g}" for name, value in zip(units, half.tolist(), strict=True))
         within, empty = float(share @ squared / share.sum()), len(everyone) - len(order)
         notes = [
@@ -172,7 +163,7 @@ class Clusters(Analysis):
         ]
         if empty:
             notes.append(
-                f"{empty} of {len(everyone)} clusters are empty{', as far as the noise shows' if private else ''}."
+                f"{empty} of {len(everyone)} clusters are empty{', as far as noise shows' if private else ''}."
             )
         headings = ("Cluster", "Patients", *("From", "To") * private, "Share, %", "Variance within")
         formats = dict.fromkeys(headings, ",.0f") | {"Share, %": ".1f", "Variance within": ".3f"}

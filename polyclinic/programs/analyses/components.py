@@ -8,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.privacy.streams import generator
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.posterior import number_scale
+from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
 _DRAWS, _SHOWN = 300, 5
@@ -40,22 +41,20 @@ class Numbers:
         """
         if scaling not in SCALINGS:
             raise ConfigError(
-                f"Configuration key 'task-options': scaling is {scaling!r}; allowed are {', '.join(SCALINGS)}."
+                f"Configuration key 'task-options': scaling is {scaling!r}; allowed: {', '.join(SCALINGS)}."
             )
         layout = Layout.of(schema, label_may_be_number=True)
-        known = {column.name: [place for place in range(at.start, at.stop)] for column, at in layout.columns}
+        known = {column.name: list(range(at.start, at.stop)) for column, at in layout.columns}
         names = list(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else []
-        for name in names:
-            if name not in known:
-                raise ConfigError(
-                    f"Configuration key 'task-options': columns names no feature as {name!r}; features are {', '.join(known)}."
-                    f"{nearest(name, known)}"
-                )
-        every = [place for places in known.values() for place in places if layout.numeric[place]]
-        places = [place for name in names for place in known[name]] if names else every
+        if strange := [name for name in names if name not in known]:
+            raise ConfigError(
+                f"Configuration key 'task-options': columns names no feature as {strange[0]!r}; features are "
+                f"{', '.join(known)}.{nearest(strange[0], known)}"
+            )
+        places = [place for name in names or known for place in known[name] if names or layout.numeric[place]]
         if len(places) < 2:
             raise ConfigError(
-                f"Configuration key 'task-options': columns has fewer than two numbers of {', '.join(known)}."
+                f"Configuration key 'task-options': columns has fewer than two numbers; name {several(known)}."
             )
         indicators = np.where(layout.nullable, layout.features + np.cumsum(layout.nullable) - 1, -1)
         return cls(layout, np.array(places), indicators[places])
@@ -64,14 +63,44 @@ class Numbers:
     def names(self) -> list[str]:
         return [self.layout.names[place] for place in self.places]
 
-    @property
-    def reach(self) -> float:
-        """The length of a row that lies one public spread out in each number; longer ones weigh less where there is noise."""
-        return float(len(self.places) ** 0.5)
-
     def present(self, z: Floats) -> Bools:
         """(n, d) which numbers of each row are there."""
         return np.asarray((self.absent < 0) | (z[:, self.absent] < 0.5))
+
+    def refusal(self, parts: Bools, patient: Ints) -> str:
+        """Why a hospital keeps exact sums, to which (n, m) ``parts`` its rows add; empty where it does not."""
+        few = any(0 < len(np.unique(patient[part])) < LEAST for part in parts.T)
+        return (
+            f"Exact sums would tell of fewer than {LEAST} patients here, as those nearest to a centre." if few else ""
+        )
+
+    def asked(self, state: Arrays) -> Arrays:
+        """The (d,) ``middle`` and ``spread`` of the scale that a question is in: what ``measured`` made, or the schema's."""
+        begun = {"middle": np.zeros(len(self.places)), "spread": np.ones(len(self.places))}
+        return {name: state.get(name, first) for name, first in begun.items()}
+
+    def scaled(self, z: Floats, question: Arrays) -> Floats:
+        """(n, d) the numbers in the question's scale. Raises ConfigError for a scale that is none."""
+        for name, value in self.asked({}).items():
+            given = question.get(name, np.zeros(0))
+            if given.shape != value.shape or (name == "spread" and not (given > 0).all()):
+                raise ConfigError(f"The question's {name!r} must be {len(value)} numbers, spreads positive ones.")
+        scaled: Floats = (z[:, self.places] - question["middle"]) / question["spread"]
+        return scaled
+
+    def moments(self, z: Floats) -> Floats:
+        """(n, 3 d) of each number that it is there, it and its square, of length 1 one public spread out in each."""
+        x, there = z[:, self.places], self.present(z)
+        return np.concatenate([there, there * x, there * x**2], axis=1) / float((3 * len(self.places)) ** 0.5)
+
+    def measured(self, mean: Floats, noise: float) -> Arrays:
+        """Each number's mean and standard deviation (of divisor n), the public ones where noise hides that it is there."""
+        times = (3 * len(self.places)) ** 0.5
+        (there, total, square), error = mean.reshape(3, -1) * times, 2 * noise * times
+        number = np.where(there > error, there, np.nan)
+        middle = np.nan_to_num(total / number)
+        variance = np.maximum(square / number - middle**2, np.maximum(error / number, 1e-6))
+        return {"middle": middle, "spread": np.sqrt(np.nan_to_num(variance, nan=1.0))}
 
     def scales(self) -> list[dict[str, Any]]:
         """Each number's ``centre``, ``scale`` and ``unit``, by which the schema's scale stands for cells."""
@@ -80,29 +109,43 @@ class Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """``synthesis.sums.SumsMethod`` of the numbers' products, over rows of which no number is missing."""
+    """``synthesis.sums.SumsMethod`` of the numbers' products, over rows of which no number is missing.
+
+    measures: Whether a first sum is of the numbers and their squares, by which they are scaled.
+    """
 
     numbers: Numbers
+    measures: bool
     name: str = "components"
-    rounds: int = 1
+
+    @property
+    def rounds(self) -> int:
+        return 1 + self.measures
 
     @property
     def layout(self) -> Layout:
         return self.numbers.layout
 
+    @property
+    def reach(self) -> float:
+        """Rows that are longer, in the question's scale, weigh less where there is noise."""
+        return float((2 * len(self.numbers.places)) ** 0.5)
+
     def question(self, round: int, state: Arrays) -> Arrays:
-        """Nothing: what is asked for is public."""
-        return {}
+        """The scale of the products; nothing in a round that measures it."""
+        return self.numbers.asked(state) if round == self.rounds else {}
 
     def size(self, round: int, question: Arrays) -> int:
-        """One, the numbers, and the upper triangle of their products."""
+        """Three for each number in a round that measures; else one, the numbers, and the upper triangle of their products."""
         d = len(self.numbers.places)
-        return 1 + d + d * (d + 1) // 2
+        return 1 + d + d * (d + 1) // 2 if round == self.rounds else 3 * d
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) means of the rows' vectors; products beside the diagonal times sqrt(2), so that their length is that
         of the matrix (Dwork, Talwar, Thakurta and Zhang 2014, "Analyze Gauss", Algorithm 1)."""
-        x = z[:, self.numbers.places] / self.numbers.reach
+        if round < self.rounds:
+            return mean_of_rows(self.numbers.moments(z), patient, patients)
+        x = self.numbers.scaled(z, question) / self.reach
         row, column, weight = self._triangle
         vectors = np.concatenate(
             [np.full((len(x), 1), _ONE), _NUMBERS * x, _PRODUCTS * weight * x[:, row] * x[:, column]], axis=1
@@ -110,17 +153,26 @@ class Products:
         vectors[~self.numbers.present(z).all(axis=1)] = 0.0
         return mean_of_rows(vectors, patient, patients)
 
+    def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
+        """Why a hospital does not answer without privacy; empty where it does."""
+        there = self.numbers.present(z)
+        parts = there if round < self.rounds else np.asarray(there.all(axis=1, keepdims=True))
+        return self.numbers.refusal(parts, patient)
+
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The state with the sum and its noise."""
-        return {**state, "sum": mean, "noise": np.array([noise])}
+        """The state with the scale, or with the sum and its noise."""
+        measured = (
+            self.numbers.measured(mean, noise) if round < self.rounds else {"sum": mean, "noise": np.array([noise])}
+        )
+        return state | measured
 
     def covariance(self, total: Floats) -> tuple[float, Floats]:
         """The share of patients who count, and their numbers' covariance (of divisor n), from the mean over all patients."""
         d, share = len(self.numbers.places), float(total[0]) / _ONE
         row, column, weight = self._triangle
         square = np.zeros((d, d))
-        square[row, column] = square[column, row] = total[1 + d :] / weight * self.numbers.reach**2 / _PRODUCTS / share
-        mean = total[1 : 1 + d] * self.numbers.reach / _NUMBERS / share
+        square[row, column] = square[column, row] = total[1 + d :] / weight * self.reach**2 / _PRODUCTS / share
+        mean = total[1 : 1 + d] * self.reach / _NUMBERS / share
         return share, square - np.outer(mean, mean)
 
     @property
@@ -141,14 +193,14 @@ class Components(Analysis):
     """Principal components of all hospitals' patients.
 
     columns: Features, separated by commas; empty takes those that are numbers. scaling: ``measured`` takes the correlation
-    matrix, by the same sum; ``public`` the covariance in the schema's spreads.
+    matrix, and a first round for deviations; ``public`` the covariance in the schema's spreads, in one round.
     """
 
     columns: str = ""
     scaling: str = "measured"
 
     def method(self, schema: Schema) -> Products:
-        return Products(Numbers.of(schema, self.columns, self.scaling))
+        return Products(Numbers.of(schema, self.columns, self.scaling), self.scaling == "measured")
 
     def result(self, method: Products, state: State) -> Result:
         """Eigenvalues with the interval of Weyl's inequality, loadings with how far redrawn noise moves them."""
@@ -156,9 +208,10 @@ class Components(Analysis):
         count = float(total[0]) / _ONE * float(state["patients"])
         if not (total[0] > 3 * noise and count > 1.5):
             raise DataError("the noise hides how many patients have all of the columns; name fewer, or spend more.")
-        matrix = self._scaled(method, total, count, noise)
+        self._check_variances(method, total, noise)
+        matrix = self._scaled(method, total, count)
         values, vectors = spectrum(matrix)
-        floor, spread = self._noise(method, total, noise, (matrix, vectors, count))
+        floor, spread = self._noise(method, total, noise, count)
         names, shown, private = method.numbers.names, min(_SHOWN, len(values)), noise > 0
         explained = np.maximum(values, 0.0) / np.trace(matrix)
         ends = np.maximum(np.stack([values, values - floor, values + floor]), 0.0)[: 3 if private else 1]
@@ -168,7 +221,8 @@ class Components(Analysis):
         if private:
             notes.append(
                 f"In 95 % of releases the noise moves no eigenvalue by more than {floor:.3g}, the noise level: {beyond} of "
-                f"{len(values)} components are beyond it, and the others may be noise alone. After ±: 95 % of redrawn noise."
+                f"{len(values)} components are beyond it, and the others may be noise alone. After ±: 95 % of redrawn "
+                "noise. Patients far out weigh less."
             )
         heads = [head for k in range(shown) for head in (f"PC{k + 1}", *[f"±{k + 1}"] * private)]
         cells = np.stack([vectors, spread], axis=2)[:, :shown, : 1 + private].reshape(len(names), -1).tolist()
@@ -186,32 +240,35 @@ class Components(Analysis):
             tuple(notes),
         )  # fmt: skip
 
-    def _scaled(self, method: Products, total: Floats, count: float, noise: float) -> Floats:
-        """The covariance or correlation matrix. Raises DataError where the noise hides how much a number varies."""
+    def _check_variances(self, method: Products, total: Floats, noise: float) -> None:
+        """Raises DataError where the noise hides how much a number varies, by which it is to be divided."""
         share, matrix = method.covariance(total)
-        if self.scaling == "public":
-            return np.asarray(matrix * count / (count - 1))
-        variances, error = np.diag(matrix), 2 * noise * method.numbers.reach**2 / _PRODUCTS / share
-        if hidden := [
-            name for name, one in zip(method.numbers.names, variances, strict=True) if one <= max(error, 1e-12)
-        ]:
+        least = max(2 * noise * method.reach**2 / _PRODUCTS / share, 1e-12) if self.scaling == "measured" else -np.inf
+        hidden = [name for name, one in zip(method.numbers.names, np.diag(matrix), strict=True) if one <= least]
+        if hidden:
             raise DataError(
-                f"the noise hides how much {', '.join(hidden)} varies; leave it out of columns, or take scaling 'public'."
+                f"the noise hides how much {', '.join(hidden)} varies; leave it out, or take scaling 'public'."
             )
-        return np.asarray(matrix / np.sqrt(np.outer(variances, variances)))
 
-    def _noise(
-        self, method: Products, total: Floats, noise: float, known: tuple[Floats, Floats, float]
-    ) -> tuple[float, Floats]:  # fmt: skip
+    def _scaled(self, method: Products, total: Floats, count: float) -> Floats:
+        """The covariance matrix (of divisor n - 1), or the correlation matrix."""
+        matrix = method.covariance(total)[1]
+        deviations = np.sqrt(np.maximum(np.diag(matrix), 1e-12))
+        scaled = matrix * count / (count - 1) if self.scaling == "public" else matrix / np.outer(deviations, deviations)
+        return np.asarray(scaled)
+
+    def _noise(self, method: Products, total: Floats, noise: float, count: float) -> tuple[float, Floats]:
         """The 95 % quantiles of what noise like that of the sum does again: to the matrix, in its spectral norm, and to the
         (d, d) loadings."""
-        matrix, vectors, count = known
-        rng, moved, shifted = generator(self.config.seed, "components"), [0.0], [np.zeros_like(vectors)]
-        for _ in range(_DRAWS if noise else 0):
-            try:
-                again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count, 0.0)
-            except DataError:  # a variance that is none
-                continue
+        matrix, rng, moved, shifted = (
+            self._scaled(method, total, count),
+            generator(self.config.seed, "components"),
+            [],
+            [],
+        )
+        vectors = spectrum(matrix)[1]
+        for _ in range(_DRAWS if noise else 1):
+            again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count)
             moved.append(float(np.abs(np.linalg.eigvalsh(again - matrix)).max()))
             others = spectrum(again)[1]
             shifted.append(np.abs(others * np.sign((others * vectors).sum(axis=0)) - vectors))

@@ -22,14 +22,14 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.training.regression.exact import ExactRegression, Fit, RegressionTask
 from polyclinic.training.regression.formula import design_of
 from polyclinic.training.regression.private import PrivateRegression
-from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.training.synthesis import LEAST, ROUND, SUM
 from polyclinic.types import Arrays
 
 Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
-_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
+_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,12 @@ class Regression(Analysis):
         for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if type(self.least) is not int or self.least < 1:
-            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from 1 on")
+        if type(self.least) is not int or self.least < LEAST:
+            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from {LEAST} on")
         if not isinstance(self.formula, str) or not self.formula.strip():
             raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
         if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):
-            raise ValueError(
-                "errors robust goes with exact sums of all hospitals; take errors classic with privacy or meta"
-            )
+            raise ValueError("errors robust goes with exact sums of all hospitals; take classic with privacy or meta")
         if (self.errors == "robust" or self.meta != "none") and self.config.secure.aggregation:
             raise ValueError(
                 "errors robust and meta need each hospital's sum, but secure.aggregation opens their total alone; set "
@@ -93,15 +91,15 @@ class Regression(Analysis):
                 raise DataError("standard errors that are robust by hospital need two hospitals or more.")
             exact = isinstance(method, ExactRegression) and self.errors == "robust"
             fit = method.fit(state["arrays"], scores) if exact else method.fit(state["arrays"])  # type: ignore[call-arg]
-            rows = _coefficients(self.family, fit, self.errors == "robust")
+            rows = coefficients(self.family, fit, self.errors == "robust")
             shown = {name: row for name, row in rows.items() if name not in _NO_EFFECTS and row["Estimate"] is not None}
-            forest = [_bar(name, row) for name, row in shown.items()]
+            forest = [forest_line(name, row) for name, row in shown.items()]
             ratios: dict[Any, Row] = {
                 bar["label"]: {ratio: np.exp(bar["estimate"]), "Low": np.exp(bar["low"]), "High": np.exp(bar["high"])}
                 for bar in forest if ratio
             }  # fmt: skip
-            tables = [_table("coefficients", "Coefficients", rows), _of_fit(self.family, fit)]
-            tables[1:1] = [_table("ratios", f"{ratio}s", ratios)] if ratios else []
+            tables = [term_table("coefficients", "Coefficients", rows), fit_table(self.family, fit)]
+            tables[1:1] = [term_table("ratios", f"{ratio}s", ratios)] if ratios else []
             if absent := [name for name, row in rows.items() if row["Estimate"] is None]:
                 notes.append(f"No record has {', '.join(absent)}: there is no estimate.")
         if isinstance(method, PrivateRegression):
@@ -111,18 +109,18 @@ class Regression(Analysis):
                 "A patient's rows count as one, by their mean, so that intervals of several rows are rather too wide.",
             ]
         else:
-            few = f"A hospital takes no part where a term rests on some of its patients, fewer than {self.least}."
-            notes.append(f"Sums are exact. {few}")
-        return Result(
-            title, tuple(tables), {"forest": {"rows": forest, "ratio": ratio}} if forest else {}, tuple(notes)
-        )
+            notes.append(
+                f"Sums are exact. A hospital takes no part where a term rests on 1 to {self.least - 1} of its patients."
+            )
+        numbers = {"forest": {"rows": forest, "ratio": ratio}} if forest else {}
+        return Result(title, tuple(tables), numbers, tuple(notes))
 
     def _combined(self, method: Method, state: State, notes: list[str]) -> tuple[list[Table], list[dict[str, Any]]]:
         """Tables of the meta-analysis of hospitals' own fits, and the forest plot's lines. ``notes`` say who is left out."""
         fits: dict[str, dict[str, Row]] = {}
         for node in sorted(state["each"], key=int):
             try:
-                fits[node] = _coefficients(self.family, method.fit(state["each"][node]), False)
+                fits[node] = coefficients(self.family, method.fit(state["each"][node]), False)
             except DataError as error:
                 notes.append(f"Hospital {node} is left out: {error}")
         pooled, spread, each, forest = dict[Any, Row](), dict[Any, Row](), dict[Any, Row](), list[dict[str, Any]]()
@@ -132,25 +130,23 @@ class Regression(Analysis):
             if len(own) < 2:
                 notes.append(f"Fewer than two hospitals have an estimate of {term}, which is not combined.")
                 continue
-            estimates, errors = (
-                np.array([row[key] for row in own.values()], float) for key in ("Estimate", "Std. error")
-            )
-            found = meta_analysis(estimates, errors, "dl" if self.meta == "dl" else "reml", level=_LEVEL)
+            estimates, errors = np.array([(row["Estimate"], row["Std. error"]) for row in own.values()], float).T
+            found = meta_analysis(estimates, errors, self.meta, level=_LEVEL)
             pooled[term], spread[term] = _of_meta(found)
             if term not in _NO_EFFECTS:
-                random = {"Estimate": found.random.estimate, "Low": found.random.low, "High": found.random.high}
-                forest += [
-                    {"label": term, "kind": "heading"},
-                    *(_bar(f"Hospital {name}", row, "hospital") for name, row in own.items()),
-                ]
-                forest.append(_bar("Random effects", random, "pooled"))
+                forest.append({"label": term, "kind": "heading"})
+                forest += [forest_line(f"Hospital {name}", row, "hospital") for name, row in own.items()]
+                forest.append(
+                    forest_line("Random effects", {"Estimate": found.random.estimate} | pooled[term], "pooled")
+                )
         if not pooled:
             raise DataError(" ".join(["nothing can be combined.", *notes]))
         notes.append("Hospitals are numbered as in the run's table of hospitals.")
         by = {"reml": "REML", "dl": "DerSimonian and Laird"}[self.meta]
         return [
-            _table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
-            _table("heterogeneity", "One effect, and how hospitals differ", spread), _table("hospitals", "Each hospital", each),
+            term_table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
+            term_table("heterogeneity", "One effect, and how hospitals differ", spread),
+            term_table("hospitals", "Each hospital", each),
         ], forest  # fmt: skip
 
 
@@ -165,7 +161,7 @@ def _method(program: Regression, schema: Schema) -> Method:
         raise ConfigError(f"The outcome {outcome.text!r} is a number; the family logistic takes one that is 0 or 1.")
     if family.counts and outcome.values(outcome.source.grid).min() < 0:
         raise ConfigError(
-            f"The outcome {outcome.text!r} may be below 0, which the family {program.family} does not take."
+            f"The outcome {outcome.text!r} may be below 0; the family {program.family} takes none that is."
         )
     apart = program.meta != "none"
     if config.privacy.dp:
@@ -206,13 +202,11 @@ class RegressionHalf(SumsHalf):
         arrays = state["arrays"] | {"patients": np.array([people])}
         arrays = self.method.absorb(number, arrays, np.sum(list(totals.values()), axis=0) / people, 0.0)
         k = len(arrays["estimate"])
-        return after | {
-            "arrays": arrays,
-            "each": {node: {"score": total[3 : 3 + k]} for node, total in totals.items()},
-        }, {}
+        scores = {node: {"score": total[3 : 3 + k]} for node, total in totals.items()}
+        return after | {"arrays": arrays, "each": scores}, {}
 
 
-def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
+def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
     """By term, a row of the table."""
     by_t = family == "linear" and fit.noise is None and not robust
     law = stats.t(fit.rows - int(np.isfinite(fit.estimates).sum())) if by_t else stats.norm()
@@ -227,17 +221,15 @@ def _coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
     return rows
 
 
-def _table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
+def term_table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
-    formats = {column: _FORMATS.get(column, ".4g") for column in columns if column != "Hospital"}
+    formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
-    return Table(
-        name, title, ("Term", *columns), cells, formats, f"Low and High are the ends of intervals of {_LEVEL:.0%}."
-    )
+    return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
 
 
-def _of_fit(family: str, fit: Fit) -> Table:
+def fit_table(family: str, fit: Fit) -> Table:
     counts = {"Rows": fit.rows, "Rows left out, with something missing": fit.left_out, "Patients": fit.patients}
     rows: list[tuple[Cell, ...]] = [(name, str(count)) for name, count in counts.items()]
     if family == "linear":
@@ -251,14 +243,14 @@ def _of_fit(family: str, fit: Fit) -> Table:
 def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
     (low, high), fixed, random = found.prediction or (None, None), found.fixed, found.random
     return {
-        "Hospitals": found.hospitals, "Random effects": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
+        "Hospitals": found.hospitals, "Random": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
         "Next low": low, "Next high": high,
     }, {
-        "Fixed effect": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
+        "Fixed": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
         "I²": found.i2,
     }  # fmt: skip
 
 
-def _bar(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
+def forest_line(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
     """A line of the forest plot."""
     return {"label": label, "kind": kind, "estimate": row["Estimate"], "low": row["Low"], "high": row["High"]}

@@ -125,31 +125,26 @@ class ExactRegression:
             if 0 < count < self.least:
                 return f"{name!r} rests on fewer than {self.least} of the hospital's patients."
         terms, there = sum(count > 0 for count in counts), len(np.unique(patient))
-        few = there < max(self.least, _PATIENTS_A_TERM * terms)
-        return (
-            f"The hospital has too few patients with complete records for the {terms} terms that vary there."
-            if few
-            else ""
-        )
+        if there < max(self.least, _PATIENTS_A_TERM * terms):
+            return f"The hospital has too few patients with complete records for the {terms} terms that vary there."
+        return ""
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state: a step on, or half of the last step back where the likelihood fell."""
         k, asked = len(self.names), {name: value[0] for name, value in self.question(round, state).items()}
-        length = float(np.linalg.norm(mean)) * asked["size"]
         total = mean * state["patients"] * asked["size"]
         information = np.zeros((k, k))
         information[self._upper] = total[3 + k :]
         information += np.triu(information, 1).T
-        after = {
-            **state,
-            "size": np.maximum(length, 1e-300) if self.divided else np.ones(1),
-            "close": np.array([np.inf]),
-        }
-        rounded = 1e-9 * abs(total[2]) + 10 * noise * state["patients"][0] * asked["size"][0]
-        if round > 2 and total[2] < state["loglik"][0] - rounded:
+        size = np.maximum(np.linalg.norm(mean) * asked["size"], 1e-300) if self.divided else np.ones(1)
+        after = {**state, "size": size, "close": np.array([np.inf])}
+        seen = 10 * noise * state["patients"][0] * asked["size"][0]  # beyond a secure sum's rounding
+        rounded = 1e-9 * abs(total[2]) + seen
+        if round > 2 and "loglik" in state and total[2] < state["loglik"][0] - rounded:
             return {**after, "estimate": (asked["estimate"] + state["best"]) / 2}
         further = bool(self.family.further)
-        there = np.diag(information) > 1e-10 * max(total[0], 1.0) if round == 1 else state["there"].astype(bool)
+        # A hospital that is combined by itself may answer later than in round 1.
+        there = state["there"].astype(bool) if "there" in state else np.diag(information) > seen
         moves, step = there.copy(), np.zeros(k)
         if further:  # its first information may be negative, and says nothing before there are predictors
             there[-1], moves[-1] = True, round > 1
@@ -157,9 +152,8 @@ class ExactRegression:
         if further:
             step *= min(1.0, _LONGEST / max(abs(float(step[-1])), 1e-300))
         if round > 1:
-            relative = np.abs(step) / (
-                1 + np.abs(asked["estimate"])
-            )  # where terms tell the outcome, steps do not become shorter
+            # By the estimate, too: steps do not become shorter where terms alone tell the outcome.
+            relative = np.abs(step) / (1 + np.abs(asked["estimate"]))
             after["close"] = np.array([max(np.sqrt(abs(float(total[3 : 3 + k] @ step))), relative.max())])
         return {
             **after, "best": asked["estimate"], "estimate": asked["estimate"] + step, "loglik": total[2:3],
@@ -185,10 +179,8 @@ class ExactRegression:
         deviation, loglik, p = 1.0, float(state["loglik"][0]), int(there.sum())
         if self.family.name == "linear":
             squares = -2 * loglik
-            deviation, loglik = (
-                float(np.sqrt(squares / (rows - p))),
-                -rows / 2 * (np.log(2 * np.pi * squares / rows) + 1),
-            )
+            deviation = float(np.sqrt(squares / (rows - p)))
+            loglik = -rows / 2 * (np.log(2 * np.pi * squares / rows) + 1)
         if scores is None:
             covariance *= deviation**2
         else:
@@ -200,10 +192,12 @@ class ExactRegression:
         scale[: len(self.design.names)] = 1 / self.design.bound
         if self.family.further:
             scale[-1], estimates[-1] = np.exp(estimates[-1]), 1.0
-        patients = round(float(state["patients"][0]))
-        return Fit(
-            self.names, estimates * scale, whole * np.outer(scale, scale), rows, left_out, patients, loglik, deviation
+        estimates, whole, patients = (
+            estimates * scale,
+            whole * np.outer(scale, scale),
+            round(float(state["patients"][0])),
         )
+        return Fit(self.names, estimates, whole, rows, left_out, patients, loglik, deviation)
 
 
 def _carriers(values: Floats, patient: Ints) -> int:

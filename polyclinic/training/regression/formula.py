@@ -12,6 +12,8 @@ import operator
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from math import comb, prod
+from typing import Any
 
 import numpy as np
 from numpy.polynomial.legendre import legvander
@@ -35,8 +37,10 @@ CALLS = (
 _ARITHMETIC = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: operator.pow,
 }  # fmt: skip
-_UNREADABLE = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
-_LONGEST, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 200, 4, 50, 8, 1001
+_CALLED = {"C", "Treatment", "poly", "bs", *_FUNCTIONS}
+_UNREADABLE = (SyntaxError, ValueError, TypeError, OverflowError, MemoryError, RecursionError)
+_LONGEST, _MOST_TERMS, _MOST_COLUMNS, _MOST_POWER, _MOST_LEVELS, _MOST_DEGREE, _GRID = 500, 1000, 200, 4, 50, 8, 1001
+_LARGEST = 1e300  # of a number in a formula
 
 
 @dataclass(frozen=True, eq=False)
@@ -142,35 +146,53 @@ def design_of(formula: str, layout: Layout) -> Design:
     if len(formula) > _LONGEST:
         raise ConfigError(f"The formula has {len(formula):,} characters; it may have {_LONGEST}.")
     if any(sign in formula for sign in "{}`"):
-        raise ConfigError(
-            "The formula has a brace or a backtick, which are not allowed; a part is a column or a function of one."
-        )
+        raise ConfigError("The formula has a brace or a backtick, neither of which is allowed; write names of columns.")
     try:
-        tokens = [str(token) for token in DefaultFormulaParser().get_tokens(formula)]
-        powers = [at for at, token in enumerate(tokens) if token in ("**", "^")]
-        if len(powers) > 1 or any(tokens[at + 1] not in map(str, range(1, _MOST_POWER + 1)) for at in powers):
-            raise ConfigError(f"The formula may have ** once, up to {_MOST_POWER}; a power of a column is I(age**2).")
+        if (terms := _terms(DefaultFormulaParser().get_ast(formula))) > _MOST_TERMS:
+            raise ConfigError(f"The formula stands for {terms:,} terms; it may have {_MOST_TERMS}.")
         parsed = Formula(formula)
         left, right = ([[part.expr for part in term.factors] for term in side] for side in (parsed.lhs, parsed.rhs))
     except ConfigError:
         raise
     except Exception as error:  # its own, Python's, and none of a record
-        raise ConfigError(
-            "The formula cannot be read; write an outcome, ~ and terms, as died ~ age + C(region)."
-        ) from error
+        raise ConfigError("The formula cannot be read; write one such as died ~ age + C(region).") from error
     if len(left) != 1 or len(left[0]) != 1:
         raise ConfigError("The formula needs one outcome to the left of ~, as in died ~ age.")
     sources = dict(_sources(layout))
     outcome = _factor(left[0][0], sources)
-    factors = tuple(
-        _factor(text, sources) for text in dict.fromkeys(part for term in right for part in term if part != "1")
-    )
+    texts = dict.fromkeys(part for term in right for part in term if part != "1")
+    factors = tuple(_factor(text, sources) for text in texts)
     if any(factor.source is outcome.source for factor in factors):
         raise ConfigError(f"The formula has its outcome {outcome.source.column.name!r} among its terms.")
+    parts = {factor.text: len(factor.parts) for factor in factors}
+    most = sum(prod(parts.get(part, 1) for part in term) for term in right)
+    if most > _MOST_TERMS:
+        raise ConfigError(f"The formula's categories make {most:,} columns; allowed are {_MOST_COLUMNS}.")
     names, products = _structure(right, factors) if right else ((), ())
     if not 0 < len(names) <= _MOST_COLUMNS:
         raise ConfigError(f"The formula has {len(names)} columns in its design; allowed are 1 to {_MOST_COLUMNS}.")
     return Design(outcome, factors, names, products)
+
+
+def _terms(tree: Any) -> int:
+    """At most how many terms a formula's tree stands for, before formulaic writes them out."""
+    if not hasattr(tree, "operator"):
+        return 1
+    sizes = [min(_terms(part), _MOST_TERMS + 1) for part in tree.args]
+    match tree.operator.symbol, sizes:
+        case "*" | "/", [left, right]:
+            return left + right + left * right
+        case ":" | "in", [left, right]:
+            return left * right
+        case "**" | "^", [left, _]:
+            power = int(str(tree.args[1]))
+            if not 1 <= power <= _MOST_POWER:
+                raise ConfigError(
+                    f"The formula has the power {power}; allowed are 1 to {_MOST_POWER}, and I(age**2) of a column."
+                )
+            return sum(comb(left, factors) for factors in range(1, power + 1))
+        case _:
+            return sum(sizes)
 
 
 def _structure(terms: list[list[str]], factors: tuple[Factor, ...]) -> tuple[tuple[str, ...], Products]:
@@ -235,10 +257,8 @@ def _sources(layout: Layout) -> Iterator[tuple[str, Source]]:
     label = layout.schema.label
     if layout.label_scale:
         centre, scale = layout.label_scale
-        yield (
-            label.name,
-            Source(label, lambda z: (np.rint if label.kind == "integer" else np.asarray)(centre + scale * z[:, -1])),
-        )
+        rounded: Numbers = np.rint if label.kind == "integer" else np.asarray
+        yield label.name, Source(label, lambda z: rounded(centre + scale * z[:, -1]))
     else:
         yield label.name, Source(label, code(layout.label, False), label.categories)
 
@@ -248,13 +268,7 @@ def _factor(text: str, sources: Mapping[str, Source]) -> Factor:
     refused = ConfigError(f"The formula's {text!r} is not allowed: a part is a column of the schema, or {CALLS}.")
     try:
         tree = ast.parse(text, mode="eval").body
-        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - {
-            "C",
-            "Treatment",
-            "poly",
-            "bs",
-            *_FUNCTIONS,
-        }
+        names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - _CALLED
     except _UNREADABLE:
         raise refused from None
     if len(names) != 1:
@@ -291,7 +305,7 @@ def _arithmetic(node: ast.expr, refused: ConfigError) -> Numbers:
     match node:
         case ast.Name(name) if name not in _FUNCTIONS:
             return lambda values: values
-        case ast.Constant(int() | float() as value):
+        case ast.Constant(int() | float() as value) if abs(value) < _LARGEST:
             number = np.float64(value)
             return lambda values: np.full_like(values, number)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
@@ -307,13 +321,9 @@ def _categories(text: str, source: Source, reference: str | None) -> Factor:
     codes = np.arange(float(len(source.levels))) if source.levels else source.grid
     levels = source.levels or tuple(f"{value:g}" for value in codes)
     if len(levels) > max(_MOST_LEVELS, len(source.levels)):
-        raise ConfigError(
-            f"The formula's {text!r} needs categories, but its column has more than {_MOST_LEVELS} numbers."
-        )
+        raise ConfigError(f"The formula's {text!r} needs categories; its column has more than {_MOST_LEVELS} numbers.")
     if reference is not None and reference not in levels:
-        raise ConfigError(
-            f"The formula's {text!r} has a reference that is not of {', '.join(levels)}.{nearest(reference, levels)}"
-        )
+        raise ConfigError(f"The formula's {text!r} must have one of {', '.join(levels)}.{nearest(reference, levels)}")
     order = sorted(range(len(levels)), key=lambda at: levels[at] != (reference or levels[0]))
     ones = np.ones(len(levels))
     return Factor(
@@ -336,11 +346,13 @@ def _spline(text: str, source: Source, options: Mapping[str | None, ast.expr]) -
     try:
         given = {name: ast.literal_eval(value) for name, value in options.items()}
         degree, df, knots = int(given.pop("degree", 3)), given.pop("df", None), given.pop("knots", None)
-        inner = np.asarray(
-            np.linspace(low, high, min(int(df), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else knots, float
-        )
+        if not 1 <= degree <= _MOST_DEGREE:  # before so many knots are made
+            raise ValueError
+        even = np.linspace(low, high, min(int(df or 0), _MOST_LEVELS) - degree + 2)[1:-1] if knots is None else ()
+        inner = np.asarray(even if knots is None else knots, float)
         rising = np.diff([low, *inner, high]) > 0
-        if given or (df and knots) or not rising.all() or not 1 <= degree <= _MOST_DEGREE or len(inner) > _MOST_LEVELS:
+        few = int(df) < degree if knots is None else df is not None
+        if given or few or not rising.all() or len(inner) > _MOST_LEVELS:
             raise ValueError
     except _UNREADABLE:
         raise ConfigError(
@@ -358,9 +370,7 @@ def _numeric(text: str, source: Source, values: Numbers) -> Factor:
     finite = np.isfinite(grid).all(axis=1)
     if not finite.all():
         name, at = source.column.name, source.grid[~finite][0]
-        raise ConfigError(
-            f"The formula's {text!r} is no number where {name} is {at:g}, which bounds allow; try log({name} + 1)."
-        )
+        raise ConfigError(f"The formula's {text!r} is no number where {name} is {at:g}, as it may be; shift {name}.")
     centre, spread = public_scale(source.column) if source.column.bounds else (0.5, 0.5)
     usual, bound = grid[np.abs(source.grid - centre) <= 2.001 * spread], np.maximum(np.abs(grid).max(axis=0), 1e-300)
     deviation = np.where(usual.std(axis=0) > 1e-9 * bound, usual.std(axis=0), bound)

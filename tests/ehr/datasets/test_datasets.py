@@ -47,6 +47,7 @@ def test_the_names_and_facts() -> None:
         "heart-disease-920": (920, 920),
         "ist": (19285, 19285),
         "ist-death-14": (19435, 19435),
+        "ist-survival": (19433, 19433),
         "eicu-demo": (1820, 2492),
         "diabetes-130": (69990, 99343),
         "diabetes-130-first": (69973, 69973),

@@ -1,19 +1,16 @@
-"""Proportional hazards: the partial likelihood as lifelines and statsmodels have it, and the same model by Poisson."""
+"""The partial likelihood of proportional hazards, as lifelines and statsmodels have it."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
-import statsmodels.api as sm
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lifelines import CoxPHFitter
 from lifelines.datasets import load_rossi
 from statsmodels.duration.hazard_regression import PHReg
 
-from polyclinic.inference.cox import ProportionalHazards, partial_likelihood
-from polyclinic.inference.likelihood import Likelihood
+from polyclinic.inference.cox import partial_likelihood
 from polyclinic.types import Bools, Floats, Ints
 
 TERMS = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]
@@ -74,43 +71,3 @@ def test_hospitals_without_events_or_patients_say_nothing() -> None:
     quiet = partial_likelihood(np.ones(3), np.zeros(3, dtype=bool), np.ones((3, 2)), np.ones(2))
     for value, score, information in (none, quiet):
         assert value == 0 and not score.any() and not information.any()
-
-
-def piecewise() -> tuple[ProportionalHazards, torch.Tensor]:
-    table = load_rossi()
-    model = ProportionalHazards(("fin", "prio", "week", "arrest"), (13.0, 26.0, 39.0, 52.0))
-    return model, torch.tensor(table[["fin", "prio", "week", "arrest"]].to_numpy(float))
-
-
-def test_the_likelihood_of_patients_is_a_poisson_regression_of_their_intervals() -> None:
-    model, records = piecewise()
-    at = torch.tensor([-3.0, -2.9, -2.8, -2.5, -0.3, 0.1], dtype=torch.float64)
-    assert torch.allclose(model.score(at, records), Likelihood.score(model, at, records))
-    assert torch.allclose(model.information(at, records), Likelihood.information(model, at, records))
-    for _ in range(20):
-        information = model.information(at, records).sum(0)
-        at = at + torch.linalg.solve(information, model.score(at, records).sum(0))
-    x, here, seen = (part.numpy() for part in model._parts(records))
-    patient, interval = np.nonzero(seen > 0)
-    design = np.concatenate([np.eye(4)[interval], x[patient]], axis=1)
-    glm = sm.GLM(here[patient, interval], design, sm.families.Poisson(), offset=np.log(seen[patient, interval])).fit()
-    assert at.numpy() == pytest.approx(glm.params, abs=1e-6)
-    assert torch.linalg.inv(information).diag().sqrt().numpy() == pytest.approx(glm.bse, abs=1e-6)
-
-
-def test_constant_hazards_in_narrow_intervals_come_near_to_cox() -> None:
-    table = load_rossi()
-    model = ProportionalHazards(("fin", "prio", "week", "arrest"), tuple(np.arange(1.0, 53.0)))
-    records = torch.tensor(table[["fin", "prio", "week", "arrest"]].to_numpy(float))
-    keep = torch.tensor(
-        [bool(((records[:, 2] == week) & (records[:, 3] > 0)).any()) for week in range(1, 53)] + [True] * 2
-    )
-    # In a week without an event the hazard is as good as 0.
-    at = torch.where(keep, -5.0, -40.0).double()
-    at[-2:] = 0.0
-    for _ in range(25):
-        information, score = model.information(at, records).sum(0), model.score(at, records).sum(0)
-        step = torch.linalg.solve(information[keep][:, keep], score[keep])
-        at[keep] += step.clamp(-1, 1)
-    cox = CoxPHFitter().fit(table[["fin", "prio", "week", "arrest"]], "week", "arrest")
-    assert at[-2:].numpy() == pytest.approx(cox.params_.to_numpy(), abs=2e-3)

@@ -1,0 +1,38 @@
+"""``polyclinic effect``: the average effect of a treatment, by inverse-probability weights over all hospitals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated
+
+import typer
+
+from polyclinic.cli.analyses.common import Options, analyse
+from polyclinic.cli.options import with_options
+
+
+@with_options(Options)
+def effect(
+    treatment: Annotated[str, typer.Option(metavar="COLUMN", help="A column with yes or no, or COLUMN=CATEGORY.")],
+    options: Options,
+    outcome: Annotated[
+        str | None, typer.Option(metavar="COLUMN", help="Yes or no, or a number; default: the label.")
+    ] = None,
+    control: Annotated[
+        str | None, typer.Option(metavar="COLUMN=CATEGORY", help="Who is compared; default: all others.")
+    ] = None,
+    covariates: Annotated[
+        str | None, typer.Option(metavar="COLUMNS", help="Of the propensity, as age+sex; default: all features.")
+    ] = None,
+    propensity: Annotated[
+        float | None, typer.Option(help="Known by design, as 0.5 in a trial of two equal arms; default: estimated.")
+    ] = None,
+    most_weight: Annotated[float | None, typer.Option(help="The largest weight of a patient; default: 10.")] = None,
+) -> None:
+    """Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."""
+    if outcome is not None and options.data:
+        options = replace(options, label=outcome)
+    elif outcome is not None:
+        options = replace(options, sets=[*(options.sets or []), f"data.label={outcome}"])
+    given = {"treatment": treatment, "control": control, "covariates": covariates}
+    analyse("effect", given | {"propensity": propensity, "most_weight": most_weight}, options)

@@ -1,0 +1,51 @@
+"""``polyclinic survival``: curves, medians and a log-rank test, by one round of counts."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from polyclinic.cli.analyses.common import Options, analyse
+from polyclinic.cli.options import with_options
+from polyclinic.errors import ConfigError
+
+Time = Annotated[str | None, typer.Option(help="Column of how long each patient was seen; else that of role duration.")]
+Event = Annotated[str | None, typer.Option(help="Column of whether the event came then; else that of role event.")]
+Edges = Annotated[str | None, typer.Option(help="Ends of the intervals of time, as 30,60,90.")]
+Intervals = Annotated[int | None, typer.Option(help="Without --edges: how many equal intervals.")]
+
+
+@with_options(Options)
+def survival(
+    *,
+    options: Options,
+    time: Time = None,
+    event: Event = None,
+    by: Annotated[str | None, typer.Option(help="Column whose groups are compared.")] = None,
+    edges: Edges = None,
+    intervals: Intervals = None,
+    within: Annotated[
+        str | None,
+        typer.Option(
+            help="Who is censored inside an interval is at risk in half of it (half) or in none of it (before)."
+        ),
+    ] = None,
+    hospitals: Annotated[
+        bool, typer.Option("--hospitals", help="Also by hospital; the test compares within them.")
+    ] = False,
+) -> None:
+    """Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time."""
+    given = {
+        "time": time, "event": event, "by": by, "edges": numbers(edges), "intervals": intervals, "within": within,
+        "hospitals": hospitals or None,
+    }  # fmt: skip
+    analyse("survival", given, options)
+
+
+def numbers(text: str | None) -> list[float] | None:
+    """Numbers with commas between them. Raises ConfigError for a text that is none of that."""
+    try:
+        return None if text is None else [float(part) for part in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--edges is {text!r}; write numbers with commas between them, as 30,60,90.") from None

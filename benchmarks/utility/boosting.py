@@ -1,4 +1,4 @@
-"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.utility.boosting [--quick] [--datasets NAME ...]``.
+"""Shape functions beside other models of tables, by AUROC: ``python -m benchmarks.utility.boosting [--quick]``.
 
 Ours are federated, with noise of each hospital's own and with shared noise; the peers have all patients in one place: interpret's
 explainable boosting machine with and without differential privacy (Nori et al. 2021), XGBoost and scikit-learn's histogram
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 with PARTS.open("a", encoding="utf-8") as file:
                     file.write(json.dumps([job, known[key]]) + "\n")
     result = {"machine": machine(), "command": "python -m benchmarks.utility.boosting", "deltas": DATASETS,
-              "rows": rows([(*job, known[json.dumps(job)]) for job in jobs])}  # fmt: skip
+              "rows": rows([(*json.loads(key), value) for key, value in known.items()])}  # fmt: skip
     result["goals"] = goals(result["rows"])
     if not given.quick:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

@@ -95,8 +95,9 @@ def additive(
 class Basis:
     """Smooth functions of the bins, of which shape functions are made while they are trained.
 
-    A number has cosines of 1, 2, ... ``components`` half waves over its bins (fewer than bins), divided by that number to the
-    power of ``smoothness``: with coefficients of one variance, a priori, slow changes are large and fast ones small. A 0/1
+    A number has a straight line over its standardised bins and what cosines of 1, 2, ... half waves add to it: ``components``
+    functions (fewer than bins) that are uncorrelated over the bins, each divided by its number to the power of ``smoothness``.
+    With coefficients of one variance, a priori, slow changes are large and fast ones small. A 0/1
     feature has itself, and a cell that may be missing the indicator that it is.
 
     Attributes:
@@ -121,7 +122,11 @@ class Basis:
             raise ValueError(f"smoothness is {smoothness}; it must be from 0 to 10")
         waves = np.arange(1, components + 1)[:, None]
         scales: Floats = waves.astype(np.float64) ** -float(smoothness)
-        cosines = -np.sqrt(2.0) * np.cos(np.pi * waves * (np.arange(bins) + 0.5) / bins) * scales
+        middles = (np.arange(bins) + 0.5) / bins
+        line = np.array([NormalDist().inv_cdf(middle) for middle in middles])
+        raw = np.concatenate([line[None], np.cos(np.pi * waves[: components - 1] * middles)])
+        independent, triangle = np.linalg.qr(raw.T)
+        cosines = np.sqrt(bins) * (independent * np.sign(np.diag(triangle))).T * scales
         cosines = np.concatenate([cosines, np.zeros((components, 1))], axis=1)
         yes, gone = (np.eye(bins + 1)[[place]] for place in (1, bins))
         parts: list[tuple[int, Floats, Floats]] = []

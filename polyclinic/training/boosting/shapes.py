@@ -49,8 +49,8 @@ _LEAST_LEVEL = 0.3
 _CURVED = 0.5
 # An exact sum counts as uncertain by so much of what its patients leave uncertain.
 _LEAST_ERROR = 0.05
-# Rows that are shortened leave so much of the curvature.
-_SHORTENED = 0.7
+# The variances of the band count noise in moments and curvature, too, by this factor (tests/training/test_boosting.py).
+_ROUGHLY = 2.0
 # The least part of a coordinate that is asked for.
 _LEAST_GAIN = 1e-6
 _DRAWS = 256
@@ -260,7 +260,7 @@ class Shapes:
         zero = {
             **state, "centre": centre, "basis": basis, "gains": gains, "moments": moments,
             "prior": gains / variances * max(float(np.trace(moments)), 1e-6) / _PRIOR,
-            "precision": np.zeros(q), "informed": np.zeros((q, contrasts)),
+            "precision": np.zeros(q), "noisy": np.zeros(q), "informed": np.zeros((q, contrasts)),
             "coefficients": np.zeros((q, contrasts)), "intercept": np.zeros(levels), "level_precision": np.zeros(levels),
             "level_informed": np.zeros(levels),
         }  # fmt: skip
@@ -295,16 +295,17 @@ class Shapes:
         # A coordinate that is far off has a large gradient, by which the approximation errs there.
         own = _CURVED * np.maximum((gradient**2).mean(axis=1) - errors[1] ** 2, 0.0)
         variance = errors[1] ** 2 + gains * (_LEAST_ERROR * along / patients + curved) + own
-        seen = (_SHORTENED if self.private else 1.0) * along * gains
+        seen = along * gains
         precision = state["precision"] + seen**2 / variance
         informed = state["informed"] + (seen / variance)[:, None] * (seen[:, None] * state["coefficients"] + gradient)
         # The sums are of some patients, however exactly they are known.
-        whole = 1 / (1 / precision + 1 / (patients * along * gains))
+        noisy = state["noisy"] + (seen / variance) ** 2 * errors[1] ** 2
+        whole, known = (1 / (error + 1 / (patients * along * gains)) for error in (noisy / precision**2, 1 / precision))
         coefficients = informed * (whole / (whole + state["prior"]) / precision)[:, None]
         after = {
             **state, "level_precision": level_precision, "level_informed": level_informed, "precision": precision,
             "informed": informed, "intercept": level_informed / (level_precision + 1 / _MEAN), "coefficients": coefficients,
-            "uncertain": 1 / (whole + state["prior"]), "weights": state["basis"] @ coefficients,
+            "noisy": noisy, "uncertain": _ROUGHLY / (known + state["prior"]), "weights": state["basis"] @ coefficients,
         }  # fmt: skip
         return {**after, "radius": np.array([self._radius(after)])}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,7 @@ def test_steps_do_not_run_away_from_a_rare_category_with_a_large_effect() -> Non
 
 @pytest.mark.parametrize(("options", "words"), [
     ({}, "terms is ''; give some"), ({"terms": "arrest ~ age"}, "terms is 'arrest ~ age'; give some"),
+    ({"terms": "age", "least": 1}, "least is 1; allowed are whole numbers from 3 on"),
     ({"terms": "age", "ties": "exact"}, "ties is 'exact'; allowed are efron, breslow"),
     ({"terms": "0 + fin"}, "must have an intercept"),
     ({"terms": "agee"}, "The formula names 'agee'"), ({"terms": "age", "time": "prio"}, "must be 'prio' and 'arrest'"),
@@ -122,3 +124,18 @@ def test_a_question_of_another_form_is_refused_before_anything_is_computed() -> 
     for wrong in ({"estimate": np.zeros((1, 3))}, {"size": np.ones(1)}, {"estimate": np.full((1, 2), np.nan)}):
         with pytest.raises(ConfigError, match="question"):
             program.plain_task(cohort("rossi").schema, asked | wrong)
+
+
+def test_no_noise_is_asked_of_a_partial_likelihood() -> None:
+    """A coordinator that says privacy.dp false and still asks for noise would pay for a sum that has none."""
+    program = program_of(RunConfig(task="cox", task_options={"terms": "age + prio"}, privacy={"dp": False}))
+    schema = cohort("rossi").schema
+    asked = {"round": np.array([1]), "estimate": np.zeros((1, 2)), "size": np.ones((1, 1))}
+    task, build = program.task(schema, asked), program.builder(schema)
+    program.check_training(task, schema, build, {}, program.settings(None))
+    for noisy in (program.settings(1.0), program.settings(0.0)):
+        with pytest.raises(ConfigError, match="cannot be private"):
+            program.check_training(task, schema, build, {}, noisy)
+        with pytest.raises(ConfigError, match="cannot be private"):
+            site = SimpleNamespace(rows=SimpleNamespace(patients=1), public_patients=1.0)
+            task.train(build, {}, [site], noisy)  # type: ignore[list-item]

@@ -20,6 +20,7 @@ from polyclinic.types import Floats, Ints
 
 #: Options of the model ``ebm`` where none are given.
 BINS, COMPONENTS, SMOOTHNESS = 32, 8, 2.0
+_MOST_COMPONENTS = 64
 _YES_OR_NO = 0.2  # the usual variance of a feature that is 0 or 1
 
 
@@ -112,10 +113,10 @@ class Basis:
     def of(
         cls, schema: Schema, bins: int = BINS, components: int = COMPONENTS, smoothness: float = SMOOTHNESS
     ) -> Basis:
-        """Raises ValueError for fewer than 1 component, and for a smoothness below 0 or above 10."""
+        """Raises ValueError for fewer than 1 component or more than 64, and for a smoothness below 0 or above 10."""
         edges = bin_edges(schema, bins)
-        if components < 1:
-            raise ValueError(f"components is {components}; it must be 1 or more")
+        if not 1 <= components <= _MOST_COMPONENTS:  # a hospital's rows have as many numbers for each feature
+            raise ValueError(f"components is {components}; it must be from 1 to {_MOST_COMPONENTS}")
         components = min(components, bins - 1)
         if not 0 <= smoothness <= 10:
             raise ValueError(f"smoothness is {smoothness}; it must be from 0 to 10")

@@ -28,6 +28,12 @@ _PLACES = {
     "survival": "analyses.survival:Survival", "cox": "analyses.cox:Cox",
 }  # fmt: skip
 
+#: What an option may be, by the type of its default, and how that is said.
+_TYPES: dict[type, tuple[tuple[type, ...], str]] = {
+    str: ((str,), "a text"), bool: ((bool,), "true or false"), int: ((int,), "a whole number"),
+    float: ((int, float), "a number"), tuple: ((list, tuple), "a list"),
+}  # fmt: skip
+
 
 def program_of(config: RunConfig) -> Program:
     """The program of a run. Of a built-in one nothing that the configuration names is loaded yet; another package's, by its
@@ -63,12 +69,17 @@ def _brought(config: RunConfig) -> Program:
 
 def _made(kind: type[Program], config: RunConfig) -> Program:
     options = config.program_options if "task-options" in config.kind.reads else {}
-    allowed = [field.name for field in fields(kind)[1:]]
-    for name in options:
+    allowed = {field.name: field.default for field in fields(kind)[1:]}
+    for name, value in options.items():
         if name not in allowed:
             raise ConfigError(
                 f"Configuration key 'task-options' names {dashed(name)!r}; the task {config.task!r} takes "
                 f"{', '.join(map(dashed, allowed)) or 'no options'}.{nearest(name, allowed)}"
+            )
+        types, what = _TYPES.get(type(allowed[name]), ((object,), ""))
+        if not isinstance(value, types) or (isinstance(value, bool) and bool not in types and what):
+            raise ConfigError(
+                f"Configuration key 'task-options' has {dashed(name)} {repr(value)[:50]}; it must be {what}."
             )
     try:
         return kind(config, **options)

@@ -170,6 +170,18 @@ def test_a_hospital_keeps_what_rests_on_few_of_its_patients() -> None:
     assert len(z) == len(TABLE)
 
 
+def test_no_formula_and_no_estimate_singles_out_a_few_patients() -> None:
+    table = TABLE.dropna().query("age != 37")
+    one = pd.concat([table, table.iloc[:1].assign(age=37)])
+    z, of = rows(one), np.arange(len(one))
+    peak = method_of("linear", "stay ~ I(1 / ((age - 37)**2 + 0.0001))")
+    assert "rests on fewer than 5" in peak.refusal(1, peak.question(1, {}), z, of, len(z))
+    method = method_of("logistic", "died ~ age")
+    assert not method.refusal(2, method.question(2, {}), z, of, len(z))
+    steep = {"estimate": np.array([[-37e4, 98e4]]), "size": np.ones((1, 1))}  # all but those of 37 years are certain
+    assert "nearly all weight is on fewer than 5" in method.refusal(2, steep, z, of, len(z))
+
+
 @pytest.mark.parametrize("wrong", [
     {"estimate": np.zeros((1, 3))}, {"estimate": np.zeros((1, 7), dtype=np.float32)}, {"size": np.zeros(1)},
     {"size": np.zeros((0, 1))},

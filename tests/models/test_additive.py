@@ -49,7 +49,7 @@ def test_functions_of_a_number_are_uncorrelated_over_its_bins_and_of_the_stated_
     assert basis.tables[6].tolist() == [0.0] * 32 + [1.0]  # age missing
 
 
-@pytest.mark.parametrize("options", [{"bins": 1}, {"components": 0}, {"smoothness": -1}])
+@pytest.mark.parametrize("options", [{"bins": 1}, {"components": 0}, {"components": 65}, {"smoothness": -1}])
 def test_impossible_options_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(options))):
         additive(5, 1, SCHEMA, **options)

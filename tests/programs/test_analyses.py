@@ -7,10 +7,14 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import pytest
 
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError
 from polyclinic.evaluation.page import render
 from polyclinic.evaluation.report import templates
 from polyclinic.privacy.sums import clipped_total, exact_total
+from polyclinic.programs import program_of
 from polyclinic.programs.analyses import Table
 from polyclinic.runs.tables import analysis_files, table_frame
 
@@ -86,3 +90,17 @@ def test_an_exact_sum_clips_nothing_and_a_private_one_does() -> None:
 
     np.testing.assert_allclose(exact_total(vectors, 2, rows, patient, 2), [3.3, 4.4], rtol=1e-12)
     np.testing.assert_allclose(clipped_total(vectors, 2, rows, patient, 2), [0.9, 1.2], rtol=1e-8)
+
+
+@pytest.mark.parametrize(("task", "options", "said"), [
+    ("clusters", {"columns": 3}, "has columns 3; it must be a text"), ("clusters", {"k": True}, "has k True; it must be a whole"),
+    ("clusters", {"scaling": ["public"]}, r"has scaling \['public'\]; it must be a text"),
+    ("effect", {"treatment": "cp=asymptomatic", "control": 0}, "has control 0; it must be a text"),
+    ("effect", {"treatment": "sex", "most-weight": "ten"}, "has most-weight 'ten'; it must be a number"),
+    ("survival", {"edges": 30}, "has edges 30; it must be a list"),
+    ("survival", {"hospitals": 1}, "has hospitals 1; it must be true or false"),
+])  # fmt: skip
+def test_an_option_of_another_type_is_named(task: str, options: dict[str, object], said: str) -> None:
+    config = RunConfig.build({"dataset": "heart-disease-920", "task": task, "task-options": options})
+    with pytest.raises(ConfigError, match=said):
+        program_of(config)

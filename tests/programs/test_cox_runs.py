@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from statsmodels.duration.hazard_regression import PHReg
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.inference.cox import partial_likelihood
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
 from polyclinic.training.survival.cox import CoxTask
@@ -80,8 +82,24 @@ def test_a_private_run_says_how_much_noise_widened_its_intervals(tmp_path: Path)
     assert [row["label"] for row in numbers["forest"]["rows"]] == ["horTh[T.yes]", "log1p(pnodes)"]
 
 
+def test_steps_do_not_run_away_from_a_rare_category_with_a_large_effect() -> None:
+    rng, rows = np.random.default_rng(0), 600
+    x = np.column_stack([rng.normal(size=rows), rng.random(rows) < 0.02])
+    time, event = rng.exponential(np.exp(-x @ [3.0, 2.5])), rng.random(rows) < 0.25
+    program = program_of(RunConfig(task="cox", task_options={"terms": "age + mar"}, privacy={"dp": False}))
+    method = program.method(cohort("rossi").schema)  # type: ignore[attr-defined]
+    state: dict[str, np.ndarray] = {"patients": np.array([float(rows)])}
+    for number in range(1, method.rounds + 1):
+        at = method.question(number, state)["estimate"][0]
+        value, score, information = partial_likelihood(time, event, x, at)
+        total = np.concatenate([[rows, 0.0, value], score, information[np.triu_indices(2)]])
+        state = method.absorb(number, state, total / rows, 0.0)
+    assert state["close"][0] < 1e-6 and np.abs(partial_likelihood(time, event, x, state["estimate"])[1]).max() < 1e-6
+
+
 @pytest.mark.parametrize(("options", "words"), [
     ({}, "terms is ''; give some"), ({"terms": "arrest ~ age"}, "terms is 'arrest ~ age'; give some"),
+    ({"terms": "age", "least": 1}, "least is 1; allowed are whole numbers from 3 on"),
     ({"terms": "age", "ties": "exact"}, "ties is 'exact'; allowed are efron, breslow"),
     ({"terms": "0 + fin"}, "must have an intercept"),
     ({"terms": "agee"}, "The formula names 'agee'"), ({"terms": "age", "time": "prio"}, "must be 'prio' and 'arrest'"),
@@ -106,3 +124,18 @@ def test_a_question_of_another_form_is_refused_before_anything_is_computed() -> 
     for wrong in ({"estimate": np.zeros((1, 3))}, {"size": np.ones(1)}, {"estimate": np.full((1, 2), np.nan)}):
         with pytest.raises(ConfigError, match="question"):
             program.plain_task(cohort("rossi").schema, asked | wrong)
+
+
+def test_no_noise_is_asked_of_a_partial_likelihood() -> None:
+    """A coordinator that says privacy.dp false and still asks for noise would pay for a sum that has none."""
+    program = program_of(RunConfig(task="cox", task_options={"terms": "age + prio"}, privacy={"dp": False}))
+    schema = cohort("rossi").schema
+    asked = {"round": np.array([1]), "estimate": np.zeros((1, 2)), "size": np.ones((1, 1))}
+    task, build = program.task(schema, asked), program.builder(schema)
+    program.check_training(task, schema, build, {}, program.settings(None))
+    for noisy in (program.settings(1.0), program.settings(0.0)):
+        with pytest.raises(ConfigError, match="cannot be private"):
+            program.check_training(task, schema, build, {}, noisy)
+        with pytest.raises(ConfigError, match="cannot be private"):
+            site = SimpleNamespace(rows=SimpleNamespace(patients=1), public_patients=1.0)
+            task.train(build, {}, [site], noisy)  # type: ignore[list-item]

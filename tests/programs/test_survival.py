@@ -141,7 +141,7 @@ def test_few_patients_are_counted_at_a_hospital_whatever_the_grid_is_and_however
     ({"by": "age"}, "names 'age' as by, a column of kind 'integer'; it must be a column with categories"),
     ({"edges": [3.0, 1.0]}, "rising numbers above 0, at most 3000"),
     ({"intervals": 0}, "has intervals 0; allowed are 1 to 2,000"),
-    ({"intervals": 2.5}, "has intervals 2.5; allowed are 1 to 2,000"),
+    ({"intervals": 2.5}, "has intervals 2.5; it must be a whole number"),
     ({"fewest": 2}, "has fewest 2; allowed are whole numbers from 3 on"),
     ({"within": "all"}, "has within 'all'; allowed are half, before"), ({"gird": 3}, "names 'gird'; the task 'survival' takes"),
 ])  # fmt: skip

@@ -19,6 +19,7 @@ from polyclinic.programs.program import State
 from polyclinic.training.regression.formula import design_of
 from polyclinic.training.survival.counts import Outcome, grid_of
 from polyclinic.training.survival.cox import CoxTask, ExactCox, PrivateCox, Timed
+from polyclinic.training.synthesis import LEAST
 
 _TIES = ("efron", "breslow")
 
@@ -41,6 +42,8 @@ class Cox(Analysis):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "edges", tuple(self.edges))
+        if self.least < LEAST:
+            raise ValueError(f"least is {self.least}; allowed are whole numbers from {LEAST} on")
         if self.ties not in _TIES:
             raise ValueError(f"ties is {self.ties!r}; allowed are {', '.join(_TIES)}")
         if not isinstance(self.terms, str) or not self.terms.strip() or "~" in self.terms:

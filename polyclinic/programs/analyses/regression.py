@@ -51,8 +51,8 @@ class Regression(Analysis):
         for name, allowed in (("family", tuple(FAMILIES)), ("errors", _ERRORS), ("meta", _META)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; allowed are {', '.join(allowed)}")
-        if type(self.least) is not int or self.least < LEAST:
-            raise ValueError(f"least is {self.least!r}; allowed are whole numbers from {LEAST} on")
+        if self.least < LEAST:
+            raise ValueError(f"least is {self.least}; allowed are whole numbers from {LEAST} on")
         if not isinstance(self.formula, str) or not self.formula.strip():
             raise ValueError(f"formula is {self.formula!r}; give one, as formula='died ~ age + C(region)'")
         if self.errors == "robust" and (self.config.privacy.dp or self.meta != "none"):

@@ -54,9 +54,9 @@ class Survival(Analysis):
             raise ConfigError(
                 f"Configuration key 'task-options' has within {self.within!r}; allowed are {', '.join(_WITHIN)}."
             )
-        if type(self.fewest) is not int or self.fewest < LEAST:
+        if self.fewest < LEAST:
             raise ConfigError(
-                f"Configuration key 'task-options' has fewest {self.fewest!r}; allowed are whole numbers from {LEAST} on."
+                f"Configuration key 'task-options' has fewest {self.fewest}; allowed are whole numbers from {LEAST} on."
             )
         outcome = Outcome.of(schema, self.time, self.event, self.by)
         grid = grid_of(outcome.time, self.edges, self.intervals, _WITHIN[self.within])

@@ -20,6 +20,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.training.logistic.moments import shortened
 from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Floats, Ints
@@ -28,6 +29,8 @@ from polyclinic.types import Arrays, Floats, Ints
 _SIGNS = np.array([-1.0, 1.0])
 # Shares of a patient's squared length in the rounds of the effect: influences, their products, weights.
 _SHARES = np.repeat([0.5, 0.3, 0.2], [2, 3, 2])
+# The same in the round of the balance, of who is in which arm, and whose weight is clipped.
+_COUNTED = 0.05
 # A vector of the balance longer than this many usual rows is shortened; the usual variance of a number that is 0 or 1; a
 # covariate has at least this share of it.
 _ROWS, _OF_YES_OR_NO, _LEAST_VARIANCE = 3.0, 0.2, 0.02
@@ -79,7 +82,7 @@ class Weighting:
         """How many numbers the sum of ``round`` has."""
         k = len(self._start)
         if round > self.fitting:
-            return 2 * (5 * k + 2) + 1 if round == self.fitting + 1 else 7
+            return 2 * (5 * k + 1) + 5 if round == self.fitting + 1 else 7
         return (
             self._newton.size(round, {"basis": self._start} if round > 1 else {})
             if self.private
@@ -109,15 +112,19 @@ class Weighting:
             slopes = np.where(inverse < self.most, weights - arms, 0.0)
             factors = np.stack([arms, weights, slopes, slopes * y], axis=2)
             products = (factors[:, :, :, None] * x[:, None, None, :]).reshape(len(z), 2, -1)
-            numbers = np.stack([arms * y, weights * y, arms * (inverse > self.most)], axis=2)
+            numbers = np.stack([arms * y, weights * y], axis=2)
             each = np.concatenate([products, arms[:, :, None] * x[:, None, 1:] ** 2, numbers], axis=2)
-            return mean_of_rows(np.hstack([each.reshape(len(z), -1), information]) / self._radius, patient, patients)
+            counted = np.hstack([arms, arms * (inverse > self.most)])
+            parts = np.hstack([each.reshape(len(z), -1), information, counted]) / self._sizes(round)
+            means = mean_of_rows(parts, patient, patients)
+            if self.private:
+                means[:, :-4] = shortened(means[:, :-4], math.sqrt(1 - _COUNTED))
+            return means
         influences = weights * (y - question["means"]) + score @ question["corrections"]
         means = mean_of_rows(np.hstack([influences, weights]), patient, patients)
         influences, weights = means[:, :2], means[:, 2:]
         if self.private:
-            lengths = np.linalg.norm(influences, axis=1, keepdims=True)
-            influences = influences * np.minimum(1.0, self._longest / np.maximum(lengths, 1e-300))
+            influences = shortened(influences, self._longest)
         crossed = math.sqrt(2.0) * influences[:, :1] * influences[:, 1:]
         return np.asarray(np.hstack([influences, influences**2, crossed, weights]) / self._scales)
 
@@ -134,7 +141,8 @@ class Weighting:
             sums, noises = state.get("sums", np.zeros((0, 7))), state.get("noises", np.zeros(0))
             return {**state, "sums": np.vstack([sums, mean]), "noises": np.append(noises, noise)}
         if round > self.fitting:
-            return self._corrected({**state, "balance": mean * self._radius, "noise": np.array([noise * self._radius])})
+            sizes = self._sizes(round)
+            return self._corrected({**state, "balance": mean * sizes, "noise": noise * sizes[[0, -1]]})
         if self.private:
             state = self._newton.absorb(round, state, mean, noise)
             return {**state, "estimate": math.sqrt(2.0) * state["weights"][:, 0]}  # of the logits' contrast
@@ -165,7 +173,7 @@ class Weighting:
             # Towards none, as far as their length is the noise's (James and Stein).
             by_noise = float(state["noise"][0]) ** 2 * (1 + means**2) * (basis**2).sum()
             along = along * np.maximum(0.0, 1 - by_noise / np.maximum((along**2).sum(axis=0), 1e-300))
-            corrections = basis @ (along / state["seen"][:, None]) / max(float(state["balance"][-1]), 0.02)
+            corrections = basis @ (along / state["seen"][:, None]) / max(float(state["balance"][-5]), 0.02)
         else:
             corrections = np.linalg.pinv(state["information"], hermitian=True) @ changes
         return {**state, "means": means, "corrections": corrections}
@@ -205,14 +213,14 @@ class Weighting:
 
     def overlap(self, state: Arrays) -> tuple[Floats, Floats, Floats]:
         """(2,) patients of the arms, shares of them whose weight was clipped, and the noise in these shares."""
-        (plain, *_), _, numbers = self._balance(state)
-        counts = np.maximum(plain[:, 0], 1e-3)
-        return counts * state["patients"], numbers[:, 2] / counts, state["noise"] / counts
+        counts, clipped = state["balance"][-4:].reshape(2, 2)
+        counts = np.maximum(counts, 1e-3)
+        return counts * state["patients"], clipped / counts, state["noise"][1] / counts
 
     def _balance(self, state: Arrays) -> tuple[Floats, Floats, Floats]:
-        """(4, 2, q + 1) sums of rows, weighted ones, slopes and those of the outcome, (2, q) of squares, (2, 3) of numbers."""
-        k, each = len(self._start), state["balance"][:-1].reshape(2, -1)
-        return each[:, : 4 * k].reshape(2, 4, k).swapaxes(0, 1), each[:, 4 * k : -3], each[:, -3:]
+        """(4, 2, q + 1) sums of rows, weighted ones, slopes and those of the outcome, (2, q) of squares, (2, 2) of outcomes."""
+        k, each = len(self._start), state["balance"][:-5].reshape(2, -1)
+        return each[:, : 4 * k].reshape(2, 4, k).swapaxes(0, 1), each[:, 4 * k : -2], each[:, -2:]
 
     def _check(self, round: int, question: Arrays) -> None:
         k = len(self._start)
@@ -234,10 +242,13 @@ class Weighting:
         """(q,) the usual variances of the covariates."""
         return np.where(self.layout.numeric[self.places], 1.0, _OF_YES_OR_NO)
 
-    @cached_property
-    def _radius(self) -> float:
-        """By which a vector of the balance is divided."""
-        return _ROWS * math.sqrt(1 + float(self._usual.sum())) if self.private else 1.0
+    def _sizes(self, round: int) -> Floats:
+        """By which the entries of a vector of the balance are divided."""
+        sizes = np.ones(self.size(round, {}))
+        if self.private:
+            sizes *= _ROWS * math.sqrt(1 + float(self._usual.sum())) / math.sqrt(1 - _COUNTED)
+            sizes[-4:] = math.sqrt(2 / _COUNTED)
+        return sizes
 
     @cached_property
     def _longest(self) -> float:

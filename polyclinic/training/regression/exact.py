@@ -24,6 +24,8 @@ from polyclinic.types import Arrays, Floats, Ints
 
 # A hospital has so many patients for each term that varies there, as in DataSHIELD (nfilter.glm of 0.33).
 _PATIENTS_A_TERM = 3
+# A column rests on those who make up this share of the squares of its distances from its commonest value.
+_NEARLY_ALL = 0.99
 # A fit has converged where steps are shorter in standard errors; the step after squares it.
 _CLOSE = 1e-3
 # A step changes the logarithm of a further parameter by so much at the most.
@@ -119,8 +121,14 @@ class ExactRegression:
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
         """Why the hospital keeps its sums, as the term that too few of its patients carry; empty where it gives them."""
         x, y, complete = self.design.rows(z)
-        x, patient = np.column_stack([x, y])[complete], patient[complete]
-        counts = [_carriers(column, patient) for column in x.T]
+        p, x, y, patient = len(self.design.names), x[complete], y[complete], patient[complete]
+        if round > 1:  # a coordinator may send any estimate, as one by which the patients of one age alone weigh
+            own = own_row(question, {"estimate": (len(self.names),)}, self.number)["estimate"]
+            further = float(own[-1]) if self.family.further else 0.0
+            weight = self.family.pieces(y, x / self.design.bound @ own[:p], further).weight
+            if _carriers(np.sqrt(np.abs(weight)), patient) < self.least:
+                return f"At this estimate nearly all weight is on fewer than {self.least} of the hospital's patients."
+        counts = [_carriers(_from_commonest(column), patient) for column in np.column_stack([x, y]).T]
         for name, count in zip((*self.design.names, self.design.outcome.text), counts, strict=True):
             if 0 < count < self.least:
                 return f"{name!r} rests on fewer than {self.least} of the hospital's patients."
@@ -200,12 +208,15 @@ class ExactRegression:
         return Fit(self.names, estimates, whole, rows, left_out, patients, loglik, deviation)
 
 
-def _carriers(values: Floats, patient: Ints) -> int:
-    """How many patients have another value than the commonest."""
-    if not len(values):
-        return 0
+def _carriers(away: Floats, patient: Ints) -> int:
+    """The fewest patients who make up nearly all squares of ``away``: those of a rare category, or of a far number."""
+    squares = np.sort(np.bincount(patient, (away / np.abs(away).max(initial=1e-300)) ** 2))[::-1]
+    return int((np.cumsum(squares) < _NEARLY_ALL * squares.sum()).sum()) + 1 if squares.any() else 0
+
+
+def _from_commonest(values: Floats) -> Floats:
     numbers, counts = np.unique(values, return_counts=True)
-    return len(np.unique(patient[values != numbers[counts.argmax()]]))
+    return values - numbers[counts.argmax()] if len(values) else values
 
 
 def _newton(information: Floats, score: Floats) -> Floats:

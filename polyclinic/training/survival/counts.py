@@ -125,9 +125,9 @@ def grid_of(time: Column, edges: Sequence[float], intervals: int, inside: float)
             f"Configuration key 'task-options' has edges that are not at most {_MOST_INTERVALS:,} rising numbers above {low:g}, "
             f"at most {high:g}."
         )
-    if not edges and not (type(intervals) is int and 1 <= intervals <= _MOST_INTERVALS):
+    if not edges and not 1 <= intervals <= _MOST_INTERVALS:
         raise ConfigError(
-            f"Configuration key 'task-options' has intervals {intervals!r}; allowed are 1 to {_MOST_INTERVALS:,}."
+            f"Configuration key 'task-options' has intervals {intervals}; allowed are 1 to {_MOST_INTERVALS:,}."
         )
     return Grid(np.array(edges, dtype=np.float64) if edges else np.linspace(low, high, intervals + 1)[1:], inside)
 

@@ -20,7 +20,10 @@ from polyclinic.training.regression.private import PrivateRegression
 from polyclinic.training.survival.counts import Outcome
 from polyclinic.training.synthesis import SUM, ExactSumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Bools, Floats, Ints, Labels
+from polyclinic.types import Arrays, Bools, Builder, Floats, Ints, Labels
+
+# A step changes no logarithm of a hazard by more, of a patient at the public bound of a column.
+_LONGEST = 3.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +70,14 @@ class ExactCox(ExactRegression):
 
     ties: str = "efron"
 
+    def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """The next state, whose estimate is not so far from the best that all its information is lost."""
+        after = super().absorb(round, state, mean, noise)
+        step = after["estimate"] - after["best"]
+        return after | {
+            "estimate": after["best"] + step * min(1.0, _LONGEST / max(float(np.abs(step).max()), _LONGEST))
+        }
+
     def of_hospital(self, question: Arrays, z: Floats) -> Floats:
         """(size,) rows, rows left out, and the log partial likelihood with its derivatives, as ``absorb`` takes them."""
         own = own_row(question, {"estimate": (len(self.names),), "size": (1,)}, self.number)
@@ -82,6 +93,17 @@ class ExactCox(ExactRegression):
 class CoxTask(ExactSumsTask):
     """``ExactSumsTask`` of one of the two methods; a partial likelihood is of a hospital's patients together."""
 
+    def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
+        """As of every sum. Raises ConfigError where noise is asked of a partial likelihood, whose sum no clipping bounds."""
+        super().check(build, arrays, features, engine, private)
+        self._check_exact(private)
+
+    def _check_exact(self, private: bool) -> None:
+        if private and isinstance(self.method, ExactCox):
+            raise ConfigError(
+                "A partial likelihood cannot be private: the run says privacy.dp false, but noise is asked of it."
+            )
+
     def _probe(self) -> None:
         if isinstance(self.method, ExactCox):
             self.method.of_hospital(self._given, np.zeros((0, self.method.layout.width + 1)))
@@ -92,6 +114,7 @@ class CoxTask(ExactSumsTask):
         method, rows = self.method, site.rows
         if not isinstance(method, ExactCox):
             return super()._update(site, settings)
+        self._check_exact(settings.noise_multiplier is not None)
         z = method.layout.rows(rows.x, rows.y)
         if refusal := method.refusal(self._round, self._given, z, rows.patient, rows.patients):
             raise DataError(refusal)

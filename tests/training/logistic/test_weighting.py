@@ -93,8 +93,7 @@ def test_no_question_makes_a_private_sum_weigh_a_patient_by_more_than_the_bound(
             continue
         vectors = method.contributions(round, question, z, np.arange(30), 30)
         assert vectors.shape == (30, method.size(round, question))
-        if round != method.fitting + 1:
-            assert np.linalg.norm(vectors, axis=1).max() <= 1 + 1e-9
+        assert np.linalg.norm(vectors, axis=1).max() <= 1 + 1e-9
         if round == method.rounds:
             weights = (vectors * method._scales)[:, 5:].max()
             assert weights <= method.most
@@ -128,7 +127,9 @@ def test_rows_of_a_patient_count_as_one() -> None:
 
 def test_sums_for_privacy_but_without_noise_come_near_the_exact_effect() -> None:
     z, _ = patients(np.random.default_rng(7), 20_000)
-    exact, near = (fit(weighting(private), [z])[0] for private in (False, True))
+    (exact, whole), (near, shortened) = (fit(weighting(private), [z]) for private in (False, True))
+    counts = [weighting(private).overlap(state)[0] for private, state in ((False, whole), (True, shortened))]
+    np.testing.assert_allclose(*counts, rtol=1e-6)
     errors = [effect.along(DIFFERENCE)[0] for effect in (exact, near)]
     assert errors[1] == pytest.approx(errors[0], rel=0.05)
     np.testing.assert_allclose(near.means, exact.means, atol=0.2 * errors[0])

@@ -13,6 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.page import render
 from polyclinic.evaluation.report import templates
+from polyclinic.plugins import dataset_of
 from polyclinic.privacy.sums import clipped_total, exact_total
 from polyclinic.programs import program_of
 from polyclinic.programs.analyses import Table
@@ -104,3 +105,20 @@ def test_an_option_of_another_type_is_named(task: str, options: dict[str, object
     config = RunConfig.build({"dataset": "heart-disease-920", "task": task, "task-options": options})
     with pytest.raises(ConfigError, match=said):
         program_of(config)
+
+
+@pytest.mark.parametrize("private", [False, True])
+@pytest.mark.parametrize(("task", "options", "name"), [
+    ("regression", {"formula": "disease ~ age", "family": "logistic"}, ""), ("components", {}, ""), ("clusters", {}, ""),
+    ("regression", {"formula": "disease ~ age", "family": "logistic", "meta": "dl"}, ""), ("effect", {"treatment": "sex"}, ""),
+    ("survival", {}, "ROSSI"), ("cox", {"terms": "age"}, "ROSSI"),
+])  # fmt: skip
+def test_a_run_in_which_no_hospital_answered_says_so(
+    task: str, options: dict[str, object], name: str, private: bool
+) -> None:
+    dataset = f"tests.programs.survival_cohorts:{name}" if name else "heart-disease-920"
+    keys = {"dataset": dataset, "task": task, "task-options": options, "privacy.dp": private}
+    program = program_of(config := RunConfig.build(keys))
+    half = program.half(dataset_of(config).schema, [], 1.0)
+    assert half is not None
+    assert "No result: " in program.statement(half, half.first(), None, [], None)["analysis"]["refused"]

@@ -140,6 +140,8 @@ class Clusters(Analysis):
     def result(self, method: Lloyd, state: State) -> Result:
         """Centres in the columns' units, how many patients are nearest to each, and how far these lie from it."""
         ended, patients = state["arrays"], float(state["patients"])
+        if "noise" not in ended:
+            raise DataError("no hospital answered in a round of centres.")
         noise, everyone = float(ended["noise"][0]), ended["share"]
         order: Ints = np.argsort(-everyone, kind="stable")[: int((everyone > 0).sum())]
         if not len(order):

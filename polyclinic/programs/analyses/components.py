@@ -204,6 +204,8 @@ class Components(Analysis):
 
     def result(self, method: Products, state: State) -> Result:
         """Eigenvalues with the interval of Weyl's inequality, loadings with how far redrawn noise moves them."""
+        if "sum" not in state["arrays"]:
+            raise DataError("no hospital answered in the round of products.")
         total, noise = state["arrays"]["sum"], float(state["arrays"]["noise"][0])
         count = float(total[0]) / _ONE * float(state["patients"])
         if not (total[0] > 3 * noise and count > 1.5):

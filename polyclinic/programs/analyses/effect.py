@@ -62,6 +62,7 @@ class Effect(Analysis):
             self.treatment,
             self.control or (f"other than {self.treatment}" if "=" in self.treatment else f"no {self.treatment}"),
         )
+        effects = _effects(method, arrays, arms)
         names, (before, after, noise) = (
             [method.layout.names[place] for place in method.places],
             method.standardised(arrays),
@@ -73,7 +74,7 @@ class Effect(Analysis):
             "Standardised differences between the arms; beyond 0.1 is usually called unbalanced. Noise: its standard deviation.",
         )  # fmt: skip
         figure = [dict(zip(("name", "before", "after", "noise"), row, strict=True)) for row in rows]
-        tables = (_effects(method, arrays, arms), balance, _overlap(method, arrays, arms))
+        tables = (effects, balance, _overlap(method, arrays, arms))
         return Result(
             f"Effect of {self.treatment} on {label.name}", tables, {"balance": figure}, (_NOTES[bool(self.propensity)],)
         )

@@ -76,7 +76,8 @@ class Weighting:
         if round <= self.fitting and self.private:
             return self._newton.question(round, state)
         more = ("corrections", "means") if round > self.fitting + 1 else ()
-        return {"estimate": state.get("estimate", self._start), **{name: state[name] for name in more}}
+        begun = {"corrections": np.zeros((len(self._start), 2)), "means": np.zeros(2)}  # where nobody answered before
+        return {"estimate": state.get("estimate", self._start), **{name: state.get(name, begun[name]) for name in more}}
 
     def size(self, round: int, question: Arrays) -> int:
         """How many numbers the sum of ``round`` has."""
@@ -180,7 +181,7 @@ class Weighting:
 
     def result(self, state: Arrays) -> Effect:
         """What the last state says. Raises DataError where the noise hides it, or the coefficients did not settle."""
-        if "sums" not in state:
+        if not {"balance", "sums"} <= state.keys():
             raise DataError("no hospital answered in the rounds that the effect follows from.")
         if not state.get("moved", np.zeros(1))[0] < _SETTLED:
             raise DataError(

@@ -62,7 +62,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
             "Hospitals added no noise: the only epsilon is each whole hospital's, against whoever sees the models alone."
         )
     elif outcome.privacy is None:
-        said.append("This run was trained without differential privacy: it gives patients no formal guarantee.")
+        said.append("This run had no differential privacy: it gives patients no formal guarantee.")
     else:
         asked = outcome.config.asks_statistics and _asked(outcome.program)
         updates = _updates(outcome.program)

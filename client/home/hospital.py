@@ -327,8 +327,8 @@ def _real_hospital(path: Path, indicators: bool = False, split: Split = OWN_SPLI
         check_files(described, folder, schema)
     if split != OWN_SPLIT and not policy.allow_splits:
         raise BudgetRefused(
-            f"{described.site}: the policy does not let a run choose who is held out; leave the keys of [split] out, or "
-            "allow-splits at true would."
+            f"{described.site}: the policy does not let a run choose who is held out, nor that nobody is; set split.fraction to "
+            f"{OWN_SPLIT.fraction:g} and leave the other keys of [split] out, or allow-splits at true would."
         )
     records = OwnRecords(described.model_dump_json(by_alias=True), folder, indicators, split)
     imputer = str(folder / described.imputer) if described.imputer else ""

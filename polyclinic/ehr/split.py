@@ -79,6 +79,8 @@ class Split:
         column, _, moment = self.time.partition(":")
         if self.time:
             return f"patients with a record at or after {moment}, by column {column!r}"
+        if not self.folds and not self.fraction:
+            return "nobody"
         what = (
             f"fold {self.fold} of {self.folds}"
             if self.folds

@@ -111,6 +111,8 @@ def test_options_that_cannot_be_are_refused(tmp_path: Path, options: dict[str, A
 
 
 def test_small_cells_and_small_budgets_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has 2,000 intervals; with privacy it may have 50"):
+        run(tmp_path, {"terms": "fin", "intervals": 2000}, **{"privacy.dp": True})
     with pytest.raises(PolyclinicError, match="'mar' rests on fewer than 40 of the hospital's patients"):
         run(tmp_path, {"terms": "mar", "least": 40})
     with pytest.raises(ConfigError, match="budget is too small"):

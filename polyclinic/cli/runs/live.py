@@ -247,7 +247,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         title[key]: [unless_withheld(row, number(row.get(key))) for row in (*sites.values(), pooled)]
         for key in (first, second)
     }  # fmt: skip
-    if summary.get("posterior") or summary.get("analysis"):
+    if _is_unscored(summary):
         columns = {
             "hospital": columns["hospital"],
             "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
@@ -264,6 +264,11 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
         constant = {"hospital": "constant"} | {title[key]: number(floor.get(key)) for key in (first, second)}
         columns = {heading: [*cells, constant.get(heading, "")] for heading, cells in columns.items()}
     return columns
+
+
+def _is_unscored(summary: dict[str, Any]) -> bool:
+    """Whether the run scored no patient."""
+    return bool(summary.get("posterior") or summary.get("analysis"))
 
 
 def _heading(title: str) -> str:
@@ -293,7 +298,12 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     sites, totals = len(summary["metrics"]["sites"]), 2 if summary.get("floor") else 1
     shown = len(columns["hospital"]) - totals
     metric = in_line(titles(summary)[headline(summary)[0]])
-    said = [f"{sites:,} hospitals: the lowest and the highest {metric}."] if shown < sites else []
+    which = (
+        f"some of {sites:,} hospitals"
+        if _is_unscored(summary)
+        else f"{sites:,} hospitals: the lowest and the highest {metric}"
+    )
+    said = [f"{which[0].upper()}{which[1:]}."] if shown < sites else []
     said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
     said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     rounds = summary["rounds"]
@@ -310,7 +320,7 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
     rows = list(zip(*columns.values(), strict=True))
     for row in rows[:shown]:
         table.add_row(*row)
-    if not (summary.get("posterior") or summary.get("analysis")):
+    if not _is_unscored(summary):
         table.add_section()
         for number_of, row in enumerate(rows[shown:]):
             table.add_row(*row, style="dim" if number_of else "bold")

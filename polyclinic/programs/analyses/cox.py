@@ -22,6 +22,7 @@ from polyclinic.training.survival.cox import CoxTask, ExactCox, PrivateCox, Time
 from polyclinic.training.synthesis import LEAST
 
 _TIES = ("efron", "breslow")
+_MOST_INTERVALS = 50
 
 
 @dataclass(frozen=True)
@@ -112,5 +113,9 @@ def _method(program: Cox, schema: Schema) -> ExactCox | PrivateCox:
         grid_of(outcome.time, program.edges, program.intervals, 0.0),
         (whole.centre[terms], whole.spread[terms]),
     )
+    if len(grid.edges) > _MOST_INTERVALS:  # a hospital's work grows with their cube
+        raise ConfigError(
+            f"The grid of constant hazards has {len(grid.edges):,} intervals; with privacy it may have {_MOST_INTERVALS}."
+        )
     edges = ((outcome.time.bounds or (0.0, 1.0))[0], *grid.edges.tolist())
     return PrivateCox.of_grid(design, scale, layout, edges, config.rounds)

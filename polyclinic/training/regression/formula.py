@@ -20,7 +20,7 @@ from numpy.polynomial.legendre import legvander
 
 from polyclinic.ehr.encoding import public_scale
 from polyclinic.ehr.schema import Column
-from polyclinic.errors import ConfigError, nearest
+from polyclinic.errors import ConfigError, nearest, several
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats
 
@@ -275,7 +275,7 @@ def _factor(text: str, sources: Mapping[str, Source]) -> Factor:
         raise refused
     (name,) = names
     if name not in sources:
-        raise ConfigError(f"The formula names {name!r}, which is no column that it can have.{nearest(name, sources)}")
+        raise ConfigError(f"The formula names {name!r}, which is none of its columns, {several(sources, 20)}.{nearest(name, sources)}")
     source, levels = sources[name], sources[name].levels
     match tree:
         case ast.Name() if levels:

@@ -204,3 +204,9 @@ def test_questions_and_objectives_that_it_does_not_take_are_refused() -> None:
     for objective in (Ordinal((ranks,)), Classification((BINARY,), weights=(1.0, 2.0))):
         with pytest.raises(ConfigError, match="takes the objectives classification"):
             Outcome(objective)
+
+
+def test_a_site_without_rows_adds_nothing() -> None:
+    method = _method(Binary((BINARY,)))
+    z = method.layout.rows(np.zeros((0, 3)), np.zeros(0, dtype=np.int64))
+    assert method.contributions(1, {}, z, np.zeros(0, dtype=np.int64), 0).shape == (0, method.size(1, {}))

@@ -25,7 +25,7 @@ def plot_shapes(shapes: pd.DataFrame, order: Sequence[str]) -> Figure:
     shown = list(order)[:MOST]
     outputs = list(dict.fromkeys(shapes["output"]))[:MOST_OUTPUTS]
     rows = -(-len(shown) // 4)
-    caption = "What a column adds to the output, by its value; shaded: 95 % of what noise and the number of patients leave open."
+    caption = "What a column adds to the output, by its value; shaded: two deviations of what noise and few patients leave open."
     figure, axes = panels("Shape functions", caption, shown, width=10.4, height=0.7 + 2.3 * rows, columns=4)
     for panel, name in zip(axes, shown, strict=True):
         own = shapes[shapes["column"] == name]

@@ -70,7 +70,7 @@ class Outcome:
 
     def labels(self, y: Labels) -> Floats:
         """(n, ...) labels as columns of numbers."""
-        return np.asarray(y, dtype=np.float64).reshape(len(y), -1)
+        return np.asarray(y, dtype=np.float64).reshape(len(y), int(np.prod(y.shape[1:])))
 
     def residuals(self, outputs: Floats, columns: Floats) -> Floats:
         """(n, O) minus the slopes of each row's loss, cut to the length ``longest``. columns: (n, ...) of ``labels``."""

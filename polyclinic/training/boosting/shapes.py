@@ -219,7 +219,7 @@ class Shapes:
     def _gradient(self, rows: Floats, residuals: Floats) -> Floats:
         """(n, I + (rows - 1) L) of rows whose first number is that of the intercept."""
         along = residuals @ self.outcome.contrasts
-        each = (rows[:, 1:, None] * along[:, None, :]).reshape(len(rows), -1)
+        each = (rows[:, 1:, None] * along[:, None, :]).reshape(len(rows), (rows.shape[1] - 1) * along.shape[1])
         return np.concatenate([rows[:, :1] * (residuals @ self.outcome.levels), each], axis=1)
 
     def _moments(self, functions: Floats, labels: Floats) -> Floats:

@@ -81,7 +81,11 @@ class Regression(Analysis):
             super().check_noise(schema, noise_multiplier, noise, fewest)
 
     def result(self, method: Method, state: State) -> Result:
-        title, ratio, notes = f"{self.family.title()} regression: {self.formula}", FAMILIES[self.family].ratio, list[str]()
+        title, ratio, notes = (
+            f"{self.family.title()} regression: {self.formula}",
+            FAMILIES[self.family].ratio,
+            list[str](),
+        )
         if self.meta != "none":
             title = f"Meta-analysis of each hospital's {title[0].lower()}{title[1:]}"
             tables, forest = self._combined(method, state, notes)

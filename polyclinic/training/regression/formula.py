@@ -275,7 +275,9 @@ def _factor(text: str, sources: Mapping[str, Source]) -> Factor:
         raise refused
     (name,) = names
     if name not in sources:
-        raise ConfigError(f"The formula names {name!r}, which is none of its columns, {several(sources, 20)}.{nearest(name, sources)}")
+        raise ConfigError(
+            f"The formula names {name!r}, which is none of its columns, {several(sources, 20)}.{nearest(name, sources)}"
+        )
     source, levels = sources[name], sources[name].levels
     match tree:
         case ast.Name() if levels:

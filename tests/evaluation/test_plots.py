@@ -15,6 +15,7 @@ from matplotlib.text import Text
 
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.assessment import MOST_POINTS, operating_points
+from polyclinic.evaluation.figures.analyses import ANALYSES
 from polyclinic.evaluation.figures.canvas import to_png, to_svg
 from polyclinic.evaluation.figures.results import FIGURES, draw_figure
 from polyclinic.evaluation.figures.rounds import plot_epsilon, plot_loss, plot_metric, quantile_bands, read_series
@@ -166,7 +167,39 @@ def told(evaluation: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     return {"evaluation": evaluation(), "floor": {"accuracy": 0.5}, "metrics": {"sites": {}}}
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if name != "posterior"])
+CURVE = {
+    "name": "aspirin", "edges": [1.0, 2.0], "survival": [0.9, 0.7], "low": [0.8, 0.6], "high": [1.0, 0.8], "at_risk": [90, 60],
+}  # fmt: skip
+ANALYSED = {
+    "forest": {"ratio": "Odds ratio", "rows": [
+        {"label": "age", "kind": "heading"}, {"label": "North", "kind": "hospital", "estimate": 0.1, "low": -0.2, "high": 0.4},
+        {"label": "Random effects", "kind": "pooled", "estimate": 0.2, "low": 0.1, "high": 0.3},
+    ]},
+    "scree": {"eigenvalues": [2.0, 0.5, 0.1], "floor": 0.2},
+    "loadings": {
+        "names": ["age", "bmi"], "values": [[0.8, 0.6], [-0.6, 0.8]], "spread": [[0.1, 0.1], [0.1, 0.1]], "explained": [0.7, 0.3],
+    },
+    "centres": {"names": ["age", "bmi"], "clusters": ["1", "2"], "shares": [0.6, 0.4], "values": [[0.5, -0.5], [-1.0, 1.0]]},
+    "balance": [{"name": "age", "before": 0.3, "after": 0.02, "noise": 0.01}],
+    "survival": {"curves": [CURVE], "start": 0.0, "unit": "days"},
+    "survival-hospitals": {"curves": [CURVE, CURVE | {"name": "none"}], "start": 0.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ANALYSES)
+def test_each_figure_of_an_analysis_is_drawn_on_the_axes_that_are_given(name: str) -> None:
+    left, right = Figure().subplots(1, 2)
+    told = {
+        "analysis": {"task": "an analysis", "refused": None, "numbers": {name: ANALYSED[name]}},
+        "metrics": {"sites": {}},
+    }
+    assert draw_figure(told, table(3), name, right) is right
+    assert not left.lines and right.lines and right.get_title(loc="left")
+    with pytest.raises(ConfigError, match=f"no figure {name!r}"):
+        draw_figure({"metrics": {"sites": {}}}, table(3), name)
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if name != "posterior" and name not in ANALYSES])
 def test_each_figure_is_drawn_on_the_axes_that_are_given(told: dict[str, Any], name: str) -> None:
     figure = Figure()
     left, right = figure.subplots(1, 2)

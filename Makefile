@@ -18,8 +18,9 @@ $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[dev]' -e ./experiments
-	@# Tests compare with lifelines, which asks for pandas below 3 and works with it.
-	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps lifelines autograd autograd-gamma
+	@# Tests compare with lifelines, which asks for pandas below 3 and works with it, and with parts of scikit-survival that need
+	@# neither its solvers nor numexpr, whose threads every process that imports pandas would have.
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-deps lifelines autograd autograd-gamma scikit-survival
 	touch $@
 
 demo: $(STAMP)

@@ -102,11 +102,11 @@ def covered(family: str, patients: int, epsilon: float, trials: int) -> dict[str
         away.append((fit.estimates - truth) / errors)
         hits.append(np.abs(away[-1]) < 1.959964)
         widened.append(fit.noise)
-    found = len(hits)
+    fits = len(hits)
     return {
-        "family": family, "patients": patients, "epsilon": epsilon, "noise_multiplier": multiplier, "results": found / trials,
-        "covered": float(np.mean(hits)) if found else None, "by_term": np.mean(hits, axis=0).tolist() if found else None,
-        "bias": np.mean(away, axis=0).tolist() if found else None, "noise": float(np.median(widened)) if found else None,
+        "family": family, "patients": patients, "epsilon": epsilon, "noise_multiplier": multiplier, "results": fits / trials,
+        "covered": float(np.mean(hits)) if fits else None, "by_term": np.mean(hits, axis=0).tolist() if fits else None,
+        "bias": np.mean(away, axis=0).tolist() if fits else None, "noise": float(np.median(widened)) if fits else None,
     }  # fmt: skip
 
 
@@ -160,10 +160,10 @@ def table(result: dict[str, Any]) -> str:
         lines.append(
             f"| {row['family']} | {row['epsilon']:g} | {row['patients']:,} | {share} | {1 - row['results']:.0%} |"
         )
-    told = result["machine"]
+    origin = result["machine"]
     return "\n".join([*lines, "", (
         f"{result['trials']} simulated sets each, of {result['hospitals']} hospitals that each add their own noise; δ = "
-        f"{result['delta']:g}, {result['rounds']} rounds. Measured {told['date']} at commit {told['commit']} by "
+        f"{result['delta']:g}, {result['rounds']} rounds. Measured {origin['date']} at commit {origin['commit']} by "
         f"`{result['command']}`."
     )])  # fmt: skip
 

@@ -61,16 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     warnings.filterwarnings("ignore")
     logging.getLogger("flwr").setLevel(logging.WARNING)
     jobs = list(_jobs(["heart-disease"] if given.quick else given.datasets, SPLITS[:1] if given.quick else SPLITS))
-    known = {} if given.quick else _known(PARTS)
+    done = {} if given.quick else _known(PARTS)
     for number, job in enumerate(jobs):
-        if (key := json.dumps(job)) not in known:
-            known[key] = _carry_out(*job)
-            print(f"{number + 1} of {len(jobs)}: {key} {known[key]:.4f}", flush=True)
+        if (key := json.dumps(job)) not in done:
+            done[key] = _carry_out(*job)
+            print(f"{number + 1} of {len(jobs)}: {key} {done[key]:.4f}", flush=True)
             if not given.quick:
                 with PARTS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([job, known[key]]) + "\n")
+                    file.write(json.dumps([job, done[key]]) + "\n")
     result = {"machine": machine(), "command": "python -m benchmarks.utility.boosting", "deltas": DATASETS,
-              "rows": rows([(*json.loads(key), value) for key, value in known.items()])}  # fmt: skip
+              "rows": rows([(*json.loads(key), value) for key, value in done.items()])}  # fmt: skip
     result["goals"] = goals(result["rows"])
     if not given.quick:
         RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
@@ -172,10 +172,10 @@ def _histogram(schema: Schema, train: Rows, test: Rows, epsilon: float | None, d
     return np.asarray(model.fit(train.x, train.y).predict_proba(test.x)[:, 1])
 
 
-def rows(found: Sequence[tuple[str, str, float | None, int, float]]) -> list[dict[str, Any]]:
+def rows(results: Sequence[tuple[str, str, float | None, int, float]]) -> list[dict[str, Any]]:
     """A row for each dataset, method and epsilon, with the AUROC of each split, their mean and its standard error."""
     values: dict[tuple[str, str, float | None], list[float]] = {}
-    for dataset, method, epsilon, _, value in found:
+    for dataset, method, epsilon, _, value in results:
         values.setdefault((dataset, method, epsilon), []).append(value)
     return [
         {"dataset": dataset, "method": method, "epsilon": epsilon, "aurocs": aurocs, "auroc": fmean(aurocs),
@@ -184,10 +184,10 @@ def rows(found: Sequence[tuple[str, str, float | None, int, float]]) -> list[dic
     ]  # fmt: skip
 
 
-def goals(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def goals(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The issue's goals, as paired differences on the same splits."""
-    by = {(row["dataset"], row["method"], row["epsilon"]): row["aurocs"] for row in found}
-    datasets = list(dict.fromkeys(row["dataset"] for row in found))
+    by = {(row["dataset"], row["method"], row["epsilon"]): row["aurocs"] for row in results}
+    datasets = list(dict.fromkeys(row["dataset"] for row in results))
     asked: list[tuple[str, str, str, float | None]] = [("without privacy, to interpret", "ebm", "interpret", None),
              ("at ε = 3 with shared noise, to interpret's private machine", "ebm-shared", "interpret", 3.0),
              ("at ε = 3, to the logistic default", "ebm", "newton", 3.0),

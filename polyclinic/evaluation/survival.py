@@ -93,8 +93,8 @@ def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
     alive = np.where(event[:, None], time[:, None] > ends, time[:, None] >= ends)
     before = uncensored(time, event, np.nextafter(ends, -np.inf))
     chance = np.where(alive, before, uncensored(time, event, time)[:, None])
-    known = (alive | event[:, None]) & (chance > 0)
-    return alive, np.divide(1.0, chance, out=np.zeros(chance.shape), where=known)
+    seen = (alive | event[:, None]) & (chance > 0)
+    return alive, np.divide(1.0, chance, out=np.zeros(chance.shape), where=seen)
 
 
 def over_time(values: Floats, ends: Floats) -> Floats:

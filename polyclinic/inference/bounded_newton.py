@@ -95,23 +95,23 @@ class BoundedNewton(GaussNewton):
     @staticmethod
     def _shortened(scores: Floats, information: Floats, longest: Floats, there: Bools) -> Floats:
         """(n, width) shortened by rows' ``longest`` (n,) squared lengths of any outcome; zeros unless ``there`` (n, 1)."""
-        kept = 1 / np.sqrt(np.maximum(1.0, longest))[:, None]
-        block = np.sqrt(1 - WEIGHT) * kept * np.column_stack([scores, information])
-        vectors = np.column_stack([block, _COUNTS * kept, np.full(len(kept), _COUNTS)]) * MARGIN
+        factors = 1 / np.sqrt(np.maximum(1.0, longest))[:, None]
+        block = np.sqrt(1 - WEIGHT) * factors * np.column_stack([scores, information])
+        vectors = np.column_stack([block, _COUNTS * factors, np.full(len(factors), _COUNTS)]) * MARGIN
         return np.where(np.isfinite(vectors).all(axis=1, keepdims=True) & there, vectors, 0.0)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         complete = max(float(mean[-1] / _COUNTS), 1e-3)
-        kept = float(np.clip(mean[-2] / _COUNTS / complete, self.least_kept / 2, 1.0))
-        after = super().absorb(round, state, np.append(mean[:-2], kept * np.sqrt(WEIGHT)), noise)
+        weight_left = float(np.clip(mean[-2] / _COUNTS / complete, self.least_kept / 2, 1.0))
+        after = super().absorb(round, state, np.append(mean[:-2], weight_left * np.sqrt(WEIGHT)), noise)
         if "information" in after:  # of rows as they were: their scores vary, and slope, by this factor less
-            after["information"] = np.concatenate([after["information"][:-1], after["information"][-1:] / kept])
+            after["information"] = np.concatenate([after["information"][:-1], after["information"][-1:] / weight_left])
         if self.likelihood.family.spread:  # squares of residuals are linear in the step, and their logarithm is wanted
             before, estimate, basis = state["estimate"][-1], after["estimate"].copy(), after["basis"].copy()
             estimate[-1] = before + np.log(max(1 + 2 * (estimate[-1] - before), _SMALLEST)) / 2
             basis[:-1] *= np.exp(estimate[-1] - before)
             after |= {"estimate": estimate, "basis": basis}
-        bound = state["bound"] * np.clip((_WANTED / kept) ** 3, _SHORTER, _LONGER)
+        bound = state["bound"] * np.clip((_WANTED / weight_left) ** 3, _SHORTER, _LONGER)
         return after | {"bound": bound, "complete": np.array([complete])}
 
     @property

@@ -146,10 +146,10 @@ class Basis:
         """(n, q) the functions of (n, features) rows, NaN where a cell is missing."""
         cells = x.astype(np.float32)  # as the model reads them, so that no cell changes its bin
         missing = self.tables.shape[1] - 1
-        found = np.empty((len(x), len(self.feature)))
+        parts = np.empty((len(x), len(self.feature)))
         for number in range(x.shape[1]):
             cell, edges = cells[:, number], self.edges[number]
             at = np.where(np.isnan(cell), missing, np.searchsorted(edges, cell, "left"))
             own = self.feature == number
-            found[:, own] = self.tables[own].T[at]
-        return found
+            parts[:, own] = self.tables[own].T[at]
+        return parts

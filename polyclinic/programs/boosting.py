@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, ClassVar
 
@@ -11,23 +11,19 @@ import numpy as np
 
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.additive import Basis, additive
 from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import objective_of
 from polyclinic.programs.building import Model, check_options
-from polyclinic.programs.program import Program, State
-from polyclinic.programs.sums import ModelHalf, Sums
+from polyclinic.programs.program import State
+from polyclinic.programs.sums import ModelSums
 from polyclinic.training.boosting.outcome import Outcome
 from polyclinic.training.boosting.shapes import Shapes, ShapesTask, Table
-from polyclinic.types import Arrays, Builder
+from polyclinic.types import Builder
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from polyclinic.training.auditing.fixed import Fixed
-    from polyclinic.training.auditing.subject import Claim
 
 
 @lru_cache(maxsize=16)
@@ -43,17 +39,13 @@ def _method(schema: Schema, config: RunConfig) -> Shapes:
 
 
 @dataclass(frozen=True)
-class Boosting(Sums):
+class Boosting(ModelSums):
     """Task classification of the model ``ebm``."""
 
-    limits_noise: ClassVar[bool] = True
     round_is: ClassVar[str] = "a noisy step of all shape functions"
 
     def method(self, schema: Schema) -> Shapes:
         return _method(schema, self.config)
-
-    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
-        return np.ones(1)
 
     def objective(self, schema: Schema) -> Objective:
         return objective_of(self.config, schema.labels)
@@ -65,32 +57,12 @@ class Boosting(Sums):
         objective = self.objective(schema)
         return lambda outputs: objective.predictions(outputs.double())
 
-    def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
-        return Program.first(self, schema)
-
-    def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
-
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> ShapesTask:
         task = ShapesTask(self.method(schema), name=self.config.task)
         return task if question is None else task.asked(question)
-
-    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> ModelHalf:
-        return ModelHalf(self.method(schema))
-
-    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where a secure sum would cut sums short."""
-        self.check_length(self.method(schema).size(1, {}), noise_multiplier, fewest)
-
-    def subject(self, claim: Claim) -> Fixed:
-        return replace(super().subject(claim), counts=lambda shard: self.patient_sums(shard.schema).exact(shard))
 
     def notes(self, state: State, scored: bool) -> list[str]:
         return [
             "The model adds up one shape function for each feature, which the report draws. They are smooth as far as the noise "
             "demands: a change that the noise would hide is not in them, which does not say that it is not there."
         ]
-
-    @property
-    def lets_join(self) -> bool:
-        return True

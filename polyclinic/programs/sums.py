@@ -214,3 +214,33 @@ class ModelHalf(Half):
         arrays = state["arrays"] | {"patients": np.array([float(collected.patients)])}
         arrays = self.method.absorb(number, arrays, collected.mean[SUM].astype(np.float64), collected.noise)
         return {"arrays": arrays}, self.method.arrays(arrays, sent)
+
+
+@dataclass(frozen=True)
+class ModelSums(Sums):
+    """Task classification by rounds of sums, of which each makes the next model."""
+
+    limits_noise: ClassVar[bool] = True
+
+    @abstractmethod
+    def method(self, schema: Schema) -> ModelMethod: ...
+
+    def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
+        return np.ones(1)
+
+    def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
+        return Program.first(self, schema)
+
+    def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> ModelHalf:
+        return ModelHalf(self.method(schema))
+
+    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
+        """Raises ConfigError where a secure sum would cut sums short."""
+        self.check_length(self.method(schema).size(1, {}), noise_multiplier, fewest)
+
+    def subject(self, claim: Claim) -> Fixed:
+        return replace(super().subject(claim), counts=lambda shard: self.patient_sums(shard.schema).exact(shard))
+
+    @property
+    def lets_join(self) -> bool:
+        return True

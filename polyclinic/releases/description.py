@@ -129,7 +129,7 @@ class Description:
         noise, groups = self.noise(schema, self.plan(schema, one.pricing)) or 0.0, len(self.groups(schema))
         sizes, rest = one.answer.arrays["cells"].astype(int), one.answer.arrays["patients"]
         values = np.split(one.answer.arrays["values"], np.cumsum(sizes)[:-1]) if not noise else []
-        found = []
+        columns = []
         for place, (column, size) in enumerate(zip(self.parts(schema), sizes.tolist(), strict=True)):
             width = size + column.nullable
             counts, rest = rest[: groups * width].reshape(groups, width), rest[groups * width :]
@@ -137,10 +137,10 @@ class Description:
             is_mixed, missing_error = bool(noise) and _is_numeric(column), noise * column.nullable
             error = noise * running.norm(size) / running.ONE if is_mixed else noise
             step = float(at[1] - at[0]) if is_mixed else 0.0
-            found.append([
+            columns.append([
                 Cells(column, at, row[:size], float(row[size:].sum()), error, missing_error, step) for row in counts
             ])  # fmt: skip
-        return found
+        return columns
 
     def _figures(self, schema: Schema, columns: Sequence[Sequence[Cells]]) -> dict[str, Any]:
         """How many patients there are, and of each column its figures, overall and by group."""
@@ -333,12 +333,12 @@ def count(value: float, error: float, fewest: float) -> dict[str, float | None]:
 
 def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
     """The largest standardised difference between two of the groups, and which these are; None where none is defined."""
-    found: list[dict[str, Any]] = [
+    differences: list[dict[str, Any]] = [
         {**difference, "groups": [one, other]}
         for one, other in combinations(groups, 2)
         if (difference := standardised_difference(groups[one], groups[other]))
     ]
-    return max(found, key=lambda each: abs(each["value"]), default=None)
+    return max(differences, key=lambda each: abs(each["value"]), default=None)
 
 
 def standardised_difference(one: Cells, other: Cells) -> dict[str, float] | None:

@@ -358,17 +358,18 @@ class Run:
 
         Raises PolyclinicError, which says why, where there is none.
         """
-        found = self.summary().posterior or {"refused": f"{self.path} is not a run of task posterior."}
-        if found["refused"]:
-            raise PolyclinicError(found["refused"])
-        return found
+        return self._ended("posterior", "of task posterior")
 
     def analysis(self) -> dict[str, Any]:
         """What an analysis ended in: ``title``, ``tables``, ``numbers`` and ``notes``.
 
         Raises PolyclinicError, which says why, where there is none.
         """
-        ended = self.summary().analysis or {"refused": f"{self.path} is not a run of an analysis."}
+        return self._ended("analysis", "of an analysis")
+
+    def _ended(self, part: str, kind: str) -> dict[str, Any]:
+        """A part of the summary. Raises PolyclinicError where the run has none, or refused it."""
+        ended: dict[str, Any] = getattr(self.summary(), part) or {"refused": f"{self.path} is not a run {kind}."}
         if ended["refused"]:
             raise PolyclinicError(ended["refused"])
         return ended

@@ -176,7 +176,7 @@ def _edges(column: Column, model: Additive, scale: tuple[Floats, Floats] | None)
 
 def _merged(table: pd.DataFrame) -> pd.DataFrame:
     """Stretches of a number next to each other that have one value as one."""
-    told = table[["column", "output", "value", "noise"]]
-    same = table["low"].notna() & (told == told.shift()).all(axis=1)
+    values = table[["column", "output", "value", "noise"]]
+    same = table["low"].notna() & (values == values.shift()).all(axis=1)
     ends = {name: "first" for name in table.columns} | {"high": "last"}
     return table.groupby((~same).cumsum(), sort=False).agg(ends).reset_index(drop=True)

@@ -189,11 +189,11 @@ ANALYSED = {
 @pytest.mark.parametrize("name", ANALYSES)
 def test_each_figure_of_an_analysis_is_drawn_on_the_axes_that_are_given(name: str) -> None:
     left, right = Figure().subplots(1, 2)
-    told = {
+    summary = {
         "analysis": {"task": "an analysis", "refused": None, "numbers": {name: ANALYSED[name]}},
         "metrics": {"sites": {}},
     }
-    assert draw_figure(told, table(3), name, right) is right
+    assert draw_figure(summary, table(3), name, right) is right
     assert not left.lines and right.lines and right.get_title(loc="left")
     with pytest.raises(ConfigError, match=f"no figure {name!r}"):
         draw_figure({"metrics": {"sites": {}}}, table(3), name)

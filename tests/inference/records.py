@@ -52,6 +52,6 @@ def records(patients: int = 1500, seed: int = 0) -> pd.DataFrame:
 
 def rows(table: pd.DataFrame, layout: Layout = LAYOUT) -> Floats:
     """(n, D) rows of the layout."""
-    found = encode(table, layout.schema)
-    assert found.y is not None
-    return layout.rows(found.x, found.y)
+    encoded = encode(table, layout.schema)
+    assert encoded.y is not None
+    return layout.rows(encoded.x, encoded.y)

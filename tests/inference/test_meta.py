@@ -22,11 +22,11 @@ ERRORS = np.sqrt(1 / A - 1 / (A + B) + 1 / C - 1 / (C + D))
 
 def test_bcg_by_reml_is_as_published() -> None:
     """Viechtbauer 2010, Journal of Statistical Software 36(3), section 4.1: ``rma(yi, vi, data = dat)``."""
-    found = meta_analysis(RATIOS, ERRORS, "reml", hartung_knapp=False)
-    assert found.tau2 == pytest.approx(0.3132, abs=5e-5) and found.i2 == pytest.approx(0.9222, abs=5e-5)
-    assert found.q == pytest.approx(152.2330, abs=5e-5) and found.q_p < 1e-4
-    assert [found.random.estimate, found.random.error] == pytest.approx([-0.7145, 0.1798], abs=5e-5)
-    assert [found.random.low, found.random.high] == pytest.approx([-1.0669, -0.3622], abs=5e-5)
+    combined = meta_analysis(RATIOS, ERRORS, "reml", hartung_knapp=False)
+    assert combined.tau2 == pytest.approx(0.3132, abs=5e-5) and combined.i2 == pytest.approx(0.9222, abs=5e-5)
+    assert combined.q == pytest.approx(152.2330, abs=5e-5) and combined.q_p < 1e-4
+    assert [combined.random.estimate, combined.random.error] == pytest.approx([-0.7145, 0.1798], abs=5e-5)
+    assert [combined.random.low, combined.random.high] == pytest.approx([-1.0669, -0.3622], abs=5e-5)
 
 
 def test_bcg_by_moments_and_of_one_effect_is_what_statsmodels_has() -> None:
@@ -34,9 +34,9 @@ def test_bcg_by_moments_and_of_one_effect_is_what_statsmodels_has() -> None:
 
     theirs = combine_effects(RATIOS, ERRORS**2, method_re="dl", use_t=False)
     frame = theirs.summary_frame()
-    found = meta_analysis(RATIOS, ERRORS, "dl", hartung_knapp=False)
-    assert found.tau2 == pytest.approx(theirs.tau2, rel=1e-9) and found.i2 == pytest.approx(theirs.i2, rel=1e-9)
-    for ours, row in ((found.fixed, "fixed effect"), (found.random, "random effect")):
+    combined = meta_analysis(RATIOS, ERRORS, "dl", hartung_knapp=False)
+    assert combined.tau2 == pytest.approx(theirs.tau2, rel=1e-9) and combined.i2 == pytest.approx(theirs.i2, rel=1e-9)
+    for ours, row in ((combined.fixed, "fixed effect"), (combined.random, "random effect")):
         assert [ours.estimate, ours.error, ours.low, ours.high] == pytest.approx(
             frame.loc[row].iloc[:4].tolist(), rel=1e-9
         )

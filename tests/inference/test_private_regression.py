@@ -101,8 +101,8 @@ def test_shortening_bends_nothing(family: str) -> None:
     k = len(method.start)
     question = {"estimate": np.append(beta, np.zeros(k - 3)), "basis": 2.0 * np.eye(k), "bound": np.array([1.0])}
     vectors = method.contributions(question, np.column_stack([x, np.asarray(y, float)]))
-    kept = vectors[:, -2] / vectors[:, -1].max()
-    assert kept.mean() < 0.5 and kept.max() < 1  # all are shortened
+    weight = vectors[:, -2] / vectors[:, -1].max()
+    assert weight.mean() < 0.5 and weight.max() < 1  # all are shortened
     scores = vectors[:, :k]
     assert (np.abs(scores.mean(axis=0)) < 4.5 * scores.std(axis=0) / np.sqrt(n)).all()
 

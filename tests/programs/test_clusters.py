@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def fitted(method: Lloyd, z: np.ndarray, noise: float = 0.0, seed: int = 0) -> A
     for number in range(1, method.rounds + 1):
         asked = method.question(number, state)
         size = method.size(number, asked)
-        total = summed(lambda *rows: method.contributions(number, asked, *rows), size, z, np.arange(len(z)), len(z))  # noqa: B023
+        total = summed(partial(method.contributions, number, asked), size, z, np.arange(len(z)), len(z))
         state = method.absorb(number, state, total / len(z) + noise * rng.standard_normal(size), noise)
     return state
 
@@ -66,8 +67,8 @@ def test_a_run_ends_in_centres_in_the_columns_units(tmp_path: Path) -> None:
     x = records().to_numpy()
     clusters, centres = result.tables["clusters"], result.tables["centres"]
     assert clusters["Patients"].sum() == pytest.approx(569) and clusters["Share, %"].sum() == pytest.approx(100)
-    found = centres[[f"Cluster {k + 1}" for k in range(len(clusters))]].to_numpy().T
-    scaled, spread = (found - x.mean(axis=0)) / x.std(axis=0), (x - x.mean(axis=0)) / x.std(axis=0)
+    ours = centres[[f"Cluster {k + 1}" for k in range(len(clusters))]].to_numpy().T
+    scaled, spread = (ours - x.mean(axis=0)) / x.std(axis=0), (x - x.mean(axis=0)) / x.std(axis=0)
     nearest = ((spread[:, None] - scaled) ** 2).sum(axis=2).argmin(axis=1)
     means = np.stack([spread[nearest == k].mean(axis=0) for k in range(len(scaled))])
     assert np.abs(means - scaled).max() < 0.5, "about where its patients are"

@@ -91,9 +91,9 @@ def test_rows_with_a_missing_number_are_left_out_and_a_patients_rows_count_once(
         lambda *rows: method.contributions(1, method.question(1, {}), *rows), method.size(1, {}), z, patient, 30
     )
     share, covariance = method.covariance(total / 30)
-    kept, weights = ~np.isnan(x[:, 1]), np.full(60, 0.5)
-    rows = z[kept][:, method.numbers.places]
-    assert share == pytest.approx(weights[kept].sum() / 30)
+    complete, weights = ~np.isnan(x[:, 1]), np.full(60, 0.5)
+    rows = z[complete][:, method.numbers.places]
+    assert share == pytest.approx(weights[complete].sum() / 30)
     np.testing.assert_allclose(covariance, np.cov(rows.T, ddof=0), atol=1e-12)
 
 

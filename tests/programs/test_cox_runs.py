@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +18,9 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inference.cox import partial_likelihood
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
+from polyclinic.programs.analyses.cox import Cox
 from polyclinic.training.survival.cox import CoxTask
+from polyclinic.training.task import SiteWork
 from tests.programs.survival_cohorts import cohort, records
 
 TERMS = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]
@@ -87,7 +89,8 @@ def test_steps_do_not_run_away_from_a_rare_category_with_a_large_effect() -> Non
     x = np.column_stack([rng.normal(size=rows), rng.random(rows) < 0.02])
     time, event = rng.exponential(np.exp(-x @ [3.0, 2.5])), rng.random(rows) < 0.25
     program = program_of(RunConfig(task="cox", task_options={"terms": "age + mar"}, privacy={"dp": False}))
-    method = program.method(cohort("rossi").schema)  # type: ignore[attr-defined]
+    assert isinstance(program, Cox)
+    method = program.method(cohort("rossi").schema)
     state: dict[str, np.ndarray] = {"patients": np.array([float(rows)])}
     for number in range(1, method.rounds + 1):
         at = method.question(number, state)["estimate"][0]
@@ -139,5 +142,5 @@ def test_no_noise_is_asked_of_a_partial_likelihood() -> None:
         with pytest.raises(ConfigError, match="cannot be private"):
             program.check_training(task, schema, build, {}, noisy)
         with pytest.raises(ConfigError, match="cannot be private"):
-            site = SimpleNamespace(rows=SimpleNamespace(patients=1), public_patients=1.0)
-            task.train(build, {}, [site], noisy)  # type: ignore[list-item]
+            site = cast(SiteWork, SimpleNamespace(rows=SimpleNamespace(patients=1), public_patients=1.0))
+            task.train(build, {}, [site], noisy)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -179,7 +179,7 @@ def test_a_real_hospital_answers_one_sum_and_refuses_a_lying_servers_question_un
     hospital = make_hospital(tmp_path, POLICY)
     table = pd.read_csv(tmp_path / "records.csv")
     table.assign(treated=np.arange(len(table)) % 2).to_csv(tmp_path / "records.csv", index=False)
-    columns = [*SCHEMA["columns"], {"name": "treated", "kind": "binary"}]  # type: ignore[misc]
+    columns = [*cast(list[Any], SCHEMA["columns"]), {"name": "treated", "kind": "binary"}]
     Schema.from_dict(SCHEMA | {"columns": columns}).to_toml(tmp_path / "schema.toml")
     good = {
         "round": np.array([8]), "estimate": np.zeros(4), "corrections": np.zeros((4, 2)), "means": np.full(2, 0.5)
@@ -201,6 +201,6 @@ def test_the_audit_passes_and_catches_what_is_planted() -> None:
     options = {"task-options": "treatment=intensive, covariates=age+male", "privacy.epsilon": 8.0}
     config = RunConfig.build({"dataset": "trial", "task": "effect"} | options)
     subject = subject_of_config(config, seed=0)
-    assert all(found.passed for found in (sensitivity(subject), steps(subject), *noise(subject)))
+    assert all(check.passed for check in (sensitivity(subject), steps(subject), *noise(subject)))
     assert not sensitivity(subject_of_config(config, 0, fault_named("no-clipping"))).passed
-    assert not all(found.passed for found in noise(subject_of_config(config, 0, fault_named("half-noise"))))
+    assert not all(check.passed for check in noise(subject_of_config(config, 0, fault_named("half-noise"))))

@@ -40,12 +40,12 @@ def __getattr__(name: str) -> Dataset:
 
 
 def table(few: bool = False) -> pd.DataFrame:
-    found = records()
-    found = found.assign(hospital=np.array(HOSPITALS, object)[found["hospital"]], patient=np.arange(len(found)))
+    table = records()
+    table = table.assign(hospital=np.array(HOSPITALS, object)[table["hospital"]], patient=np.arange(len(table)))
     if few:
-        west = found.index[(found["hospital"] == "d") & (found["region"] == "west")]
-        found = found.drop(index=west[3:])
-    return found
+        west = table.index[(table["hospital"] == "d") & (table["region"] == "west")]
+        table = table.drop(index=west[3:])
+    return table
 
 
 def run(out: Path, data: str = "made_up", keys: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
@@ -58,9 +58,9 @@ def run(out: Path, data: str = "made_up", keys: Mapping[str, Any] | None = None,
 
 
 def column(analysis: Mapping[str, Any], name: str, heading: str) -> dict[str, Any]:
-    found = next(part for part in analysis["tables"] if part["name"] == name)
-    at = found["columns"].index(heading)
-    return {row[0]: row[at] for row in found["rows"]}
+    table = next(part for part in analysis["tables"] if part["name"] == name)
+    at = table["columns"].index(heading)
+    return {row[0]: row[at] for row in table["rows"]}
 
 
 def pooled(**fit: Any) -> Any:
@@ -73,16 +73,16 @@ def pooled(**fit: Any) -> Any:
 
 
 def test_a_run_is_what_statsmodels_has_of_pooled_records(tmp_path: Path) -> None:
-    found, expected = run(tmp_path), pooled()
-    assert not found["refused"]
-    assert column(found, "coefficients", "Estimate") == pytest.approx(dict(expected.params), rel=1e-6)
-    assert column(found, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
-    assert column(found, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-5)
+    analysis, expected = run(tmp_path), pooled()
+    assert not analysis["refused"]
+    assert column(analysis, "coefficients", "Estimate") == pytest.approx(dict(expected.params), rel=1e-6)
+    assert column(analysis, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
+    assert column(analysis, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-5)
     low, high = (dict(expected.conf_int()[at]) for at in (0, 1))
-    assert column(found, "coefficients", "Low") == pytest.approx(low, rel=1e-6)
-    assert column(found, "coefficients", "High") == pytest.approx(high, rel=1e-6)
-    assert column(found, "ratios", "Odds ratio")["age"] == pytest.approx(np.exp(expected.params["age"]), rel=1e-6)
-    fit = column(found, "fit", "Value")
+    assert column(analysis, "coefficients", "Low") == pytest.approx(low, rel=1e-6)
+    assert column(analysis, "coefficients", "High") == pytest.approx(high, rel=1e-6)
+    assert column(analysis, "ratios", "Odds ratio")["age"] == pytest.approx(np.exp(expected.params["age"]), rel=1e-6)
+    fit = column(analysis, "fit", "Value")
     assert fit["AIC"] == pytest.approx(expected.aic, rel=1e-8) and fit["Rows"] == str(int(expected.nobs))
     (folder,) = tmp_path.iterdir()
     csv = pd.read_csv(folder / "tables" / "coefficients.csv", index_col=0)
@@ -93,9 +93,9 @@ def test_a_run_is_what_statsmodels_has_of_pooled_records(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_standard_errors_are_robust_by_hospital(tmp_path: Path) -> None:
-    found, expected = run(tmp_path, errors="robust"), pooled(cov_type="cluster")
-    assert column(found, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
-    assert column(found, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-4)
+    analysis, expected = run(tmp_path, errors="robust"), pooled(cov_type="cluster")
+    assert column(analysis, "coefficients", "Std. error") == pytest.approx(dict(expected.bse), rel=1e-6)
+    assert column(analysis, "coefficients", "p") == pytest.approx(dict(expected.pvalues), rel=1e-4)
 
 
 @pytest.mark.slow
@@ -104,17 +104,17 @@ def test_each_hospital_by_itself_and_all_together(tmp_path: Path) -> None:
 
     from polyclinic.inference.meta import meta_analysis
 
-    found = run(tmp_path, meta="reml")
+    analysis = run(tmp_path, meta="reml")
     used, own = table().dropna(subset=["age", "region"]).astype({"age": float}), []
     for _, part in used.groupby("hospital"):
         fit = smf.logit(FORMULA, part).fit(method="newton", tol=1e-14, disp=False)
         own.append((fit.params["age"], fit.bse["age"]))
-    rows = next(part for part in found["tables"] if part["name"] == "hospitals")["rows"]
+    rows = next(part for part in analysis["tables"] if part["name"] == "hospitals")["rows"]
     assert [row[2:4] for row in rows if row[0] == "age"] == [pytest.approx(pair, rel=1e-6) for pair in own]
     estimates, errors = np.array(own).T
     expected = meta_analysis(estimates, errors)
-    assert column(found, "pooled", "Random")["age"] == pytest.approx(expected.random.estimate, rel=1e-6)
-    assert column(found, "heterogeneity", "τ²")["age"] == pytest.approx(expected.tau2, rel=1e-5, abs=1e-12)
+    assert column(analysis, "pooled", "Random")["age"] == pytest.approx(expected.random.estimate, rel=1e-6)
+    assert column(analysis, "heterogeneity", "τ²")["age"] == pytest.approx(expected.tau2, rel=1e-5, abs=1e-12)
 
 
 @pytest.mark.slow
@@ -131,9 +131,9 @@ def test_a_secret_sum_gives_nearly_the_same(tmp_path: Path, family: str) -> None
 
 @pytest.mark.slow
 def test_a_hospital_with_few_patients_of_a_term_drops_out_and_the_others_go_on(tmp_path: Path) -> None:
-    found = run(tmp_path, "few")
+    analysis = run(tmp_path, "few")
     whole = len(table().dropna(subset=["age", "region"]).query("hospital != 'd'"))
-    assert column(found, "fit", "Value")["Rows"] == str(whole)
+    assert column(analysis, "fit", "Value")["Rows"] == str(whole)
     (folder,) = tmp_path.iterdir()
     assert "'C(region)[T.west]' rests on fewer than 5" in (folder / "report.html").read_text().replace("&#39;", "'")
     assert column(run(tmp_path / "least", "few", least=3), "fit", "Value")["Rows"] == str(whole + int(
@@ -145,11 +145,11 @@ def test_a_hospital_with_few_patients_of_a_term_drops_out_and_the_others_go_on(t
 def test_with_noise_intervals_count_it(tmp_path: Path, shared: bool) -> None:
     keys = {"privacy.dp": True, "privacy.epsilon": 8.0, "privacy.delta": 1e-4}
     keys |= {"secure.aggregation": True, "secure.shared-noise": True} if shared else {}
-    found, expected = run(tmp_path, keys=keys), pooled()
-    assert not found["refused"], found["refused"]
-    estimates, errors = (column(found, "coefficients", heading) for heading in ("Estimate", "Std. error"))
+    analysis, expected = run(tmp_path, keys=keys), pooled()
+    assert not analysis["refused"], analysis["refused"]
+    estimates, errors = (column(analysis, "coefficients", heading) for heading in ("Estimate", "Std. error"))
     assert all(abs(estimates[term] - expected.params[term]) < 4 * errors[term] for term in estimates)
-    assert all(1 <= noise < 1.5 for noise in column(found, "coefficients", "Noise").values())
+    assert all(1 <= noise < 1.5 for noise in column(analysis, "coefficients", "Noise").values())
     assert all(errors[term] > 0.95 * expected.bse[term] for term in errors)
 
 

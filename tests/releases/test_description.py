@@ -84,20 +84,20 @@ def test_exact_numbers_are_those_of_pandas_overall_and_in_every_group() -> None:
     for column in ("age", "sbp"):
         cases = [(figures["columns"][column]["overall"], together)]
         cases += [(figures["columns"][column]["groups"][name], part) for name, part in groups.items()]
-        for found, frame in cases:
+        for shown, frame in cases:
             cells = frame[column]
-            assert value(found["mean"]) == pytest.approx(cells.mean(), rel=1e-12)
-            assert value(found["sd"]) == pytest.approx(cells.std(), rel=1e-12)
+            assert value(shown["mean"]) == pytest.approx(cells.mean(), rel=1e-12)
+            assert value(shown["sd"]) == pytest.approx(cells.std(), rel=1e-12)
             for label, at in (("lower quartile", 0.25), ("median", 0.5), ("upper quartile", 0.75)):
-                assert value(found[label]) == pytest.approx(cells.quantile(at), rel=1e-12)
-            assert value(found["missing"]) == cells.isna().sum()
+                assert value(shown[label]) == pytest.approx(cells.quantile(at), rel=1e-12)
+            assert value(shown["missing"]) == cells.isna().sum()
     for name, part in groups.items():
-        found = figures["columns"]["grade"]["groups"][name]
+        shown = figures["columns"]["grade"]["groups"][name]
         shares = part["grade"].value_counts(normalize=True).reindex(["I", "II", "III", "rare"]).fillna(0)
         for level in ("I", "II", "III", "rare"):
-            assert value(found["levels"][level]["count"]) == (part["grade"] == level).sum()
-            assert value(found["levels"][level]["share"]) == pytest.approx(shares[level], rel=1e-12)
-        assert value(found["missing"]) == part["grade"].isna().sum()
+            assert value(shown["levels"][level]["count"]) == (part["grade"] == level).sum()
+            assert value(shown["levels"][level]["share"]) == pytest.approx(shares[level], rel=1e-12)
+        assert value(shown["missing"]) == part["grade"].isna().sum()
 
 
 def test_standardised_differences_are_those_of_austin_and_of_yang_and_dalton() -> None:
@@ -136,17 +136,17 @@ def test_a_patient_moves_what_noise_is_added_to_by_at_most_one_whole(seed: int, 
     names = question.groups(SCHEMA)
 
     def noised(part: pd.DataFrame) -> list[np.ndarray]:
-        shard, found = shard_of(part), []
+        shard, shown = shard_of(part), []
         group = np.nan_to_num(patient_values(shard, "arm"), nan=len(names) - 1).astype(np.int64)
         for column in question.parts(SCHEMA):
             cells = description._values(column, bins)
             counts = description._counted(column, patient_values(shard, column.name), cells, group, len(names))
             if column.kind in ("integer", "continuous"):
                 points = math.floor(FINE / running.norm(len(cells)) * (1 - 1e-12))
-                found.append(description.mixed(counts, len(cells), points).reshape(-1).astype(float))
+                shown.append(description.mixed(counts, len(cells), points).reshape(-1).astype(float))
             else:
-                found.append(counts.reshape(-1).astype(float) * FINE)
-        return found
+                shown.append(counts.reshape(-1).astype(float) * FINE)
+        return shown
 
     for whole, less in zip(noised(frame), noised(frame[frame["id"] != 5]), strict=True):
         assert 0 < np.linalg.norm(whole - less) <= FINE
@@ -174,10 +174,10 @@ def test_intervals_hold_the_numbers_without_noise_in_95_percent_of_releases(budg
             held.setdefault(kind, []).append(noisy["low"] - 1e-9 <= exact["value"] <= noisy["high"] + 1e-9)
 
     for seed in range(200):
-        found = asked(Description(COLUMNS, "arm", epsilon=budget, fewest=0), shard, seed=seed).figures
-        compare("patients", truth["patients"], found["patients"])
+        shown = asked(Description(COLUMNS, "arm", epsilon=budget, fewest=0), shard, seed=seed).figures
+        compare("patients", truth["patients"], shown["patients"])
         for column, exact in truth["columns"].items():
-            noisy = found["columns"][column]
+            noisy = shown["columns"][column]
             compare("difference", exact["difference"], noisy["difference"])
             for one, other in [
                 (exact["overall"], noisy["overall"]),
@@ -236,8 +236,8 @@ def test_hospitals_are_compared_from_the_same_answers() -> None:
         "south": records(300, 10).assign(age=lambda frame: np.clip(frame["age"] + 9, 0, 120)),
     }
     concluded = asked(Description(("age",), epsilon=2.0), *(shard_of(frame, site) for site, frame in frames.items()))
-    found = concluded.figures["between_hospitals"]["age"]
-    assert found["groups"] == ["north", "south"] and 0 < found["low"] < found["value"] < found["high"]
+    shown = concluded.figures["between_hospitals"]["age"]
+    assert shown["groups"] == ["north", "south"] and 0 < shown["low"] < shown["value"] < shown["high"]
     assert all(value(site["columns"]["age"]["overall"]["mean"]) for site in concluded.by_site)
 
 

@@ -15,8 +15,9 @@ from polyclinic.inference.families import Poisson
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.sums import clipped_total
 from polyclinic.programs import program_of
+from polyclinic.programs.analyses.cox import Cox
 from polyclinic.training.survival.cox import PrivateCox
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Floats, Ints
 
 SCHEMA = Schema.from_dict({
     "name": "made-up", "unit": "record",
@@ -33,7 +34,9 @@ TRUE = np.array([0.04, 0.5, 0.3, 0.9])
 
 def method_of(rounds: int = 10, terms: str = "age + smoker + stage") -> PrivateCox:
     options = {"terms": terms, "intervals": 5}
-    method = program_of(RunConfig(task="cox", task_options=options, rounds=rounds)).method(SCHEMA)  # type: ignore[attr-defined]
+    program = program_of(RunConfig(task="cox", task_options=options, rounds=rounds))
+    assert isinstance(program, Cox)
+    method = program.method(SCHEMA)
     assert isinstance(method, PrivateCox)
     return method
 
@@ -54,10 +57,10 @@ def state_of(method: PrivateCox, z: Floats, multiplier: float, rng: np.random.Ge
     for number in range(1, method.rounds + 1):
         question = method.question(number, state)
 
-        def vectors(z: Floats, of: Floats, count: int, asked: Arrays = question) -> Floats:
-            return method.contributions(1, asked, z, of, count)  # type: ignore[arg-type]
+        def vectors(z: Floats, of: Ints, count: int, asked: Arrays = question) -> Floats:
+            return method.contributions(1, asked, z, of, count)
 
-        total = clipped_total(vectors, method.newton.width, z, np.arange(n), n)  # type: ignore[arg-type]
+        total = clipped_total(vectors, method.newton.width, z, np.arange(n), n)
         noisy = total + multiplier * rng.standard_normal(len(total))
         state = method.absorb(number, state | {"patients": np.array([float(n)])}, noisy / n, multiplier / n)
     return state

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.analyses.common import Options, analyse
+from polyclinic.cli.analyses.analyse import Options, analyse
 from polyclinic.cli.options import with_options
 
 

@@ -245,16 +245,16 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     by = f"{trained} of {len(sites)}" if trained < len(sites) else str(trained)
     hospitals = f"{by} {'hospital' if by == '1' else 'hospitals'}"
     rounds = f"{count(summary.get('rounds'))} {'round' if summary.get('rounds') == 1 else 'rounds'}"
+    travelled = "sums over patients" if part(summary, "analysis") else "updates of the model"
     where = (
         "The hospitals were simulated on one machine, each with its own share of the records."
         if simulation
-        else "Records stayed at their hospital; updates of the model are what travelled."
+        else f"Records stayed at their hospital; {travelled} are what travelled."
     )
     objective, what = part(summary, "objective"), "generator of synthetic patients"
     if part(summary, "analysis"):
         added = "with noise" if part(summary, "privacy").get("private") else "exact"
-        told = where if simulation else "Records stayed at their hospital; sums over patients are what travelled."
-        return f"In {rounds} {hospitals} answered with sums over patients, {added}. {told}"
+        return f"In {rounds} {hospitals} answered with sums over patients, {added}. {where}"
     if part(summary, "posterior"):
         what = "posterior"
     elif not part(summary, "synthesis"):

@@ -44,17 +44,17 @@ class Numbers:
                 f"Configuration key 'task-options': scaling is {scaling!r}; allowed: {', '.join(SCALINGS)}."
             )
         layout = Layout.of(schema, label_may_be_number=True)
-        known = {column.name: list(range(at.start, at.stop)) for column, at in layout.columns}
+        places_of = {column.name: list(range(at.start, at.stop)) for column, at in layout.columns}
         names = list(dict.fromkeys(part.strip() for part in text.split(","))) if text.strip() else []
-        if strange := [name for name in names if name not in known]:
+        if strange := [name for name in names if name not in places_of]:
             raise ConfigError(
                 f"Configuration key 'task-options': columns names no feature as {strange[0]!r}; features are "
-                f"{', '.join(known)}.{nearest(strange[0], known)}"
+                f"{', '.join(places_of)}.{nearest(strange[0], places_of)}"
             )
-        places = [place for name in names or known for place in known[name] if names or layout.numeric[place]]
+        places = [place for name in names or places_of for place in places_of[name] if names or layout.numeric[place]]
         if len(places) < 2:
             raise ConfigError(
-                f"Configuration key 'task-options': columns has fewer than two numbers; name {several(known)}."
+                f"Configuration key 'task-options': columns has fewer than two numbers; name {several(places_of)}."
             )
         indicators = np.where(layout.nullable, layout.features + np.cumsum(layout.nullable) - 1, -1)
         return cls(layout, np.array(places), indicators[places])

@@ -81,13 +81,13 @@ class Effect(Analysis):
 
     def column(self, layout: Layout, name: str, option: str) -> tuple[Column, slice]:
         """The feature ``name`` and its place. Raises ConfigError, naming the ``option``, where there is none."""
-        known = {column.name: (column, at) for column, at in layout.columns}
-        if name not in known:
+        columns = {column.name: (column, at) for column, at in layout.columns}
+        if name not in columns:
             raise ConfigError(
                 f"Option {option!r} of task effect names {name!r}, which is no feature of schema {layout.schema.name!r}."
-                f"{nearest(name, known)}"
+                f"{nearest(name, columns)}"
             )
-        return known[name]
+        return columns[name]
 
     def arm(self, layout: Layout, text: str, option: str) -> Floats:
         """(D + 1,) by which a row behind a 1 gives whether a patient is in the arm of a column or a ``COLUMN=CATEGORY``.
@@ -140,19 +140,19 @@ class Effect(Analysis):
 @lru_cache(maxsize=16)
 def _method(program: Effect, schema: Schema) -> Weighting:
     """Of a run, whose rounds and hospitals ask for it many times, the same. Raises ConfigError naming the option."""
-    known, rounds, layout = program.propensity, program.config.rounds, Layout.of(schema, label_may_be_number=True)
+    by_design, rounds, layout = program.propensity, program.config.rounds, Layout.of(schema, label_may_be_number=True)
     for name, value, low, high in (
-        ("propensity", known, 0.0, 0.99), ("most-weight", program.most_weight, 2.0, 1000.0),
-        ("rounds", rounds, 2 if known else 4, 10_000), ("classes of the outcome", layout.classes, 1, 2),
+        ("propensity", by_design, 0.0, 0.99), ("most-weight", program.most_weight, 2.0, 1000.0),
+        ("rounds", rounds, 2 if by_design else 4, 10_000), ("classes of the outcome", layout.classes, 1, 2),
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(f"Task effect: {name} is {value!r}; allowed are numbers from {low:g} to {high:g}.")
     treated = program.arm(layout, program.treatment, "treatment")
     control = program.arm(layout, program.control, "control") if program.control else np.eye(len(treated))[0] - treated
     places = np.array(program.places(layout), dtype=np.int64)
-    most = max(1 / known, 1 / (1 - known)) * (1 + 1e-9) if known else float(program.most_weight)
+    most = max(1 / by_design, 1 / (1 - by_design)) * (1 + 1e-9) if by_design else float(program.most_weight)
     return Weighting(
-        layout, places, np.stack([treated, control], axis=1), rounds, known or None, most, program.config.privacy.dp
+        layout, places, np.stack([treated, control], axis=1), rounds, by_design or None, most, program.config.privacy.dp
     )
 
 
@@ -194,6 +194,6 @@ def _overlap(method: Weighting, arrays: dict[str, Floats], arms: tuple[str, str]
         f"Weights above {most}, of patients whose probability to be in their arm is below {1 / method.most:.2g}, count as {most}."
         " Where many are clipped, the arms overlap too little for weighting."
     )
-    if method.known is not None:
-        note = f"The probability of treatment is {method.known:g} by design, so that no weight is clipped."
+    if method.by_design is not None:
+        note = f"The probability of treatment is {method.by_design:g} by design, so that no weight is clipped."
     return Table("overlap", "Overlap", headings, tuple(rows), dict.fromkeys(headings[2:], ".1%"), note)

@@ -93,9 +93,11 @@ class Regression(Analysis):
             scores = np.array([part["score"] for part in state["each"].values()])
             if self.errors == "robust" and len(scores) < 2:
                 raise DataError("standard errors that are robust by hospital need two hospitals or more.")
-            exact = isinstance(method, ExactRegression) and self.errors == "robust"
-            fit = method.fit(state["arrays"], scores) if exact else method.fit(state["arrays"])  # type: ignore[call-arg]
-            rows = coefficients(self.family, fit, self.errors == "robust")
+            is_robust, arrays = self.errors == "robust", state["arrays"]
+            fit = (
+                method.fit(arrays, scores) if isinstance(method, ExactRegression) and is_robust else method.fit(arrays)
+            )
+            rows = coefficients(self.family, fit, is_robust)
             shown = {name: row for name, row in rows.items() if name not in _NO_EFFECTS and row["Estimate"] is not None}
             forest = [forest_line(name, row) for name, row in shown.items()]
             ratios: dict[Any, Row] = {
@@ -135,13 +137,13 @@ class Regression(Analysis):
                 notes.append(f"Fewer than two hospitals have an estimate of {term}, which is not combined.")
                 continue
             estimates, errors = np.array([(row["Estimate"], row["Std. error"]) for row in own.values()], float).T
-            found = meta_analysis(estimates, errors, self.meta, level=_LEVEL)
-            pooled[term], spread[term] = _of_meta(found)
+            combined = meta_analysis(estimates, errors, self.meta, level=_LEVEL)
+            pooled[term], spread[term] = _of_meta(combined)
             if term not in _NO_EFFECTS:
                 forest.append({"label": term, "kind": "heading"})
                 forest += [forest_line(f"Hospital {name}", row, "hospital") for name, row in own.items()]
                 forest.append(
-                    forest_line("Random effects", {"Estimate": found.random.estimate} | pooled[term], "pooled")
+                    forest_line("Random effects", {"Estimate": combined.random.estimate} | pooled[term], "pooled")
                 )
         if not pooled:
             raise DataError(" ".join(["nothing can be combined.", *notes]))
@@ -244,14 +246,14 @@ def fit_table(family: str, fit: Fit) -> Table:
     return Table("fit", "The fit", ("Of the fit", "Value"), tuple(rows), {"Value": ".6g"})
 
 
-def _of_meta(found: MetaAnalysis) -> tuple[Row, Row]:
-    (low, high), fixed, random = found.prediction or (None, None), found.fixed, found.random
+def _of_meta(combined: MetaAnalysis) -> tuple[Row, Row]:
+    (low, high), fixed, random = combined.prediction or (None, None), combined.fixed, combined.random
     return {
-        "Hospitals": found.hospitals, "Random": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
+        "Hospitals": combined.hospitals, "Random": random.estimate, "Low": random.low, "High": random.high, "p": random.p,
         "Next low": low, "Next high": high,
     }, {
-        "Fixed": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": found.q, "Q p": found.q_p, "τ²": found.tau2,
-        "I²": found.i2,
+        "Fixed": fixed.estimate, "Low": fixed.low, "High": fixed.high, "Q": combined.q, "Q p": combined.q_p, "τ²": combined.tau2,
+        "I²": combined.i2,
     }  # fmt: skip
 
 

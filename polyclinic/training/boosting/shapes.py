@@ -150,11 +150,11 @@ class Shapes:
             own = basis.feature == number
             moved = (basis.tables[own] - state["centre"][own, None]).T @ errors[own]
             spreads[number] = np.linalg.norm(moved, axis=1) * np.linalg.norm(contrasts[0])
-        found = {
+        arrays = {
             "shapes": shapes, "intercept": self.outcome.levels @ state["intercept"], "deviations": spreads,
             "importances": self._importances(state),
         }  # fmt: skip
-        return {name: np.ascontiguousarray(found[name]).astype(value.dtype) for name, value in like.items()}
+        return {name: np.ascontiguousarray(arrays[name]).astype(value.dtype) for name, value in like.items()}
 
     def _importances(self, state: Arrays) -> Floats:
         """(columns,) standard deviation of what each column adds to the outputs."""
@@ -278,9 +278,9 @@ class Shapes:
         reach = float(self._first_reach)
         curvature = self.outcome.information(np.zeros((1, len(self.outcome.levels))))[0]
         for _ in range(30 if noise else 0):
-            told = self.rounds * (curvature / (noise * reach)) ** 2 / (1 + float(gains.sum()))
-            told = max(told, 2 * float(prior.min()))
-            gains = (gains + np.clip(1 - prior / told, 0.0, 1.0)) / 2
+            information = self.rounds * (curvature / (noise * reach)) ** 2 / (1 + float(gains.sum()))
+            information = max(information, 2 * float(prior.min()))
+            gains = (gains + np.clip(1 - prior / information, 0.0, 1.0)) / 2
         return np.maximum(gains, _LEAST_GAIN)
 
     def _step(self, state: Arrays, level: Floats, gradient: Floats, errors: tuple[float, Floats]) -> Arrays:
@@ -300,12 +300,14 @@ class Shapes:
         informed = state["informed"] + (seen / variance)[:, None] * (seen[:, None] * state["coefficients"] + gradient)
         # The sums are of some patients, however exactly they are known.
         noisy = state["noisy"] + (seen / variance) ** 2 * errors[1] ** 2
-        whole, known = (1 / (error + 1 / (patients * along * gains)) for error in (noisy / precision**2, 1 / precision))
+        whole, certain = (
+            1 / (error + 1 / (patients * along * gains)) for error in (noisy / precision**2, 1 / precision)
+        )
         coefficients = informed * (whole / (whole + state["prior"]) / precision)[:, None]
         after = {
             **state, "level_precision": level_precision, "level_informed": level_informed, "precision": precision,
             "informed": informed, "intercept": level_informed / (level_precision + 1 / _MEAN), "coefficients": coefficients,
-            "noisy": noisy, "uncertain": _ROUGHLY / (known + state["prior"]), "weights": state["basis"] @ coefficients,
+            "noisy": noisy, "uncertain": _ROUGHLY / (certain + state["prior"]), "weights": state["basis"] @ coefficients,
         }  # fmt: skip
         return {**after, "radius": np.array([self._radius(after)])}
 

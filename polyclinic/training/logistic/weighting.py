@@ -52,7 +52,7 @@ class Weighting:
         places: (q,) where in a row the covariates are.
         arms: (D + 1, 2), by which a row behind a 1 gives whether the patient is treated, and whether a control.
         rounds: 2 or more where the propensity is known, 4 or more otherwise.
-        known: The probability of treatment by design; None estimates it from the covariates.
+        by_design: The probability of treatment by design; None estimates it from the covariates.
         most: The largest weight; a larger one counts as this.
         private: Whether sums are noisy; otherwise exact Newton steps fit the propensity.
     """
@@ -61,7 +61,7 @@ class Weighting:
     places: Ints
     arms: Floats
     rounds: int
-    known: float | None = None
+    by_design: float | None = None
     most: float = 10.0
     private: bool = True
     name: ClassVar[str] = "effect"
@@ -69,7 +69,7 @@ class Weighting:
     @property
     def fitting(self) -> int:
         """How many rounds fit the propensity."""
-        return 0 if self.known is not None else self.rounds // 2 if self.private else self.rounds - 2
+        return 0 if self.by_design is not None else self.rounds // 2 if self.private else self.rounds - 2
 
     def question(self, round: int, state: Arrays) -> Arrays:
         """The coefficients of the propensity; in the last rounds also what corrects for them, and the means so far."""
@@ -166,7 +166,7 @@ class Weighting:
         means = numbers[:, 1] / (np.maximum(weighted[:, 0], 0.05) if self.private else weighted[:, 0])
         means = np.clip(means, 0.0, 1.0)
         changes = ((of_y - means[:, None] * slopes) * _SIGNS[:, None]).T
-        if self.known is not None:
+        if self.by_design is not None:
             corrections = np.zeros_like(changes)
         elif self.private:
             basis = state["basis"]
@@ -235,7 +235,7 @@ class Weighting:
     @cached_property
     def _start(self) -> Floats:
         start = np.zeros(len(self.places) + 1)
-        start[0] = 0.0 if self.known is None else logit(self.known)
+        start[0] = 0.0 if self.by_design is None else logit(self.by_design)
         return start
 
     @cached_property

@@ -212,7 +212,7 @@ def _structure(terms: list[list[str]], factors: tuple[Factor, ...]) -> tuple[tup
         Term([Part(text, eval_method="literal" if text == "1" else "lookup") for text in term]) for term in terms
     ]
     place = {factor.text: at for at, factor in enumerate(factors)}
-    found: list[tuple[str, tuple[tuple[int, int], ...]]] = []
+    built: list[tuple[str, tuple[tuple[int, int], ...]]] = []
     for encoded in Formula(looked_up).get_model_matrix(table).model_spec.structure:
         for scoped in encoded.scoped_terms:
             columns: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
@@ -220,8 +220,8 @@ def _structure(terms: list[list[str]], factors: tuple[Factor, ...]) -> tuple[tup
                 at = place[part.factor.expr]
                 own = factors[at].columns(part.reduced)
                 columns = [(f"{done}:{name}", (*made, (at, number))) for number, name in own for done, made in columns]
-            found += columns
-    return tuple(name[1:] or "Intercept" for name, _ in found), tuple(product for _, product in found)
+            built += columns
+    return tuple(name[1:] or "Intercept" for name, _ in built), tuple(product for _, product in built)
 
 
 def _sources(layout: Layout) -> Iterator[tuple[str, Source]]:

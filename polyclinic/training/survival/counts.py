@@ -161,16 +161,16 @@ class SurvivalCounts:
 
         A patient without a group counts nowhere.
         """
-        known, group, cell = self._placed(z)
+        complete, group, cell = self._placed(z)
         cell = cell + self.grid.size * group
         vectors = np.zeros((len(z), self.size(round, question)))
-        vectors[np.flatnonzero(known), cell[known]] = 1.0
+        vectors[np.flatnonzero(complete), cell[complete]] = 1.0
         return mean_of_rows(vectors, patient, patients)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
         """Why a hospital does not answer without privacy; empty where it does."""
-        known, group, _ = self._placed(z)
-        there = [len(np.unique(patient[known & (group == at)])) for at in range(len(self.outcome.groups))]
+        complete, group, _ = self._placed(z)
+        there = [len(np.unique(patient[complete & (group == at)])) for at in range(len(self.outcome.groups))]
         few = [name for name, count in zip(self.outcome.groups, there, strict=True) if 0 < count < self.fewest]
         if not few:
             return ""
@@ -180,8 +180,8 @@ class SurvivalCounts:
         """(n,) which rows say all, and of each its group and its cell in that."""
         time, event = self.layout.values(z, self.outcome.time), self.layout.values(z, self.outcome.event)
         group = np.zeros(len(z)) if self.outcome.by is None else self.layout.values(z, self.outcome.by)
-        known = np.isfinite(time) & np.isfinite(event) & np.isfinite(group)
-        return known, np.where(known, group, 0).astype(np.int64), self.grid.cell(time, event > 0.5)
+        complete = np.isfinite(time) & np.isfinite(event) & np.isfinite(group)
+        return complete, np.where(complete, group, 0).astype(np.int64), self.grid.cell(time, event > 0.5)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The counts by number of patients."""

@@ -29,22 +29,24 @@ def layout(number: bool = False) -> Layout:
 
 
 def weighting(
-    private: bool, rounds: int = 8, known: float | None = None, most: float = 10.0, number: bool = False
+    private: bool, rounds: int = 8, by_design: float | None = None, most: float = 10.0, number: bool = False
 ) -> Weighting:
     """The method for these patients."""
     at = layout(number)
     arms = np.zeros((at.width + 1, 2))
     arms[[1, 0, 1], [0, 1, 1]] = 1, 1, -1
-    most = 2 * (1 + 1e-9) if known else most
-    return Weighting(at, np.arange(1, 5), arms, rounds, known, most, private)
+    most = 2 * (1 + 1e-9) if by_design else most
+    return Weighting(at, np.arange(1, 5), arms, rounds, by_design, most, private)
 
 
-def patients(rng: np.random.Generator, count: int, known: bool = False, number: bool = False) -> tuple[Floats, float]:
+def patients(
+    rng: np.random.Generator, count: int, by_design: bool = False, number: bool = False
+) -> tuple[Floats, float]:
     """(count, D) rows, and the mean effect of treatment on them: who is older (x0) is treated more often, and does worse."""
     x = np.clip(rng.standard_normal((count, 3)), -4, 4)
     sex = rng.integers(0, 2, count)
     chance = expit(0.8 * x[:, 0] - 0.5 * x[:, 1] + 0.4 * sex - 0.5)
-    treated = rng.uniform(size=count) < (0.5 if known else chance)
+    treated = rng.uniform(size=count) < (0.5 if by_design else chance)
     prognosis = 0.7 * x[:, 0] + 0.5 * x[:, 1] - 0.4 * x[:, 2] + 0.3 * sex
     if number:
         low, high = np.clip(4 + 0.8 * prognosis, 0, 10), np.clip(4.5 + 0.8 * prognosis, 0, 10)

@@ -60,9 +60,9 @@ def test_clipped_weights_give_the_weighted_means_of_clipped_weights() -> None:
 
 
 def test_a_known_propensity_compares_the_arms_as_they_are() -> None:
-    z, _ = patients(np.random.default_rng(5), 800, known=True)
+    z, _ = patients(np.random.default_rng(5), 800, by_design=True)
     _, treated, y = columns(z)
-    effect, _ = fit(weighting(False, rounds=2, known=0.5), [z])
+    effect, _ = fit(weighting(False, rounds=2, by_design=0.5), [z])
     error, *_ = effect.along(DIFFERENCE)
     np.testing.assert_allclose(effect.means, [y[treated == arm].mean() for arm in (1, 0)], atol=1e-9)
     welch = np.sqrt(sum(y[treated == arm].var() / (treated == arm).sum() for arm in (1, 0)))
@@ -84,12 +84,12 @@ def questions(method: Weighting, scale: float, seed: int) -> list[tuple[int, Arr
 @settings(max_examples=40)
 @given(st.floats(1e-3, 1e6), st.integers(0, 100), st.sampled_from([None, 0.5]))
 def test_no_question_makes_a_private_sum_weigh_a_patient_by_more_than_the_bound(
-    scale: float, seed: int, known: float | None
+    scale: float, seed: int, by_design: float | None
 ) -> None:
-    method = weighting(True, known=known, most=4.0)
+    method = weighting(True, by_design=by_design, most=4.0)
     z, _ = patients(np.random.default_rng(seed), 30)
     for round, question in questions(method, scale, seed):
-        if known and "basis" in question or round == 1 and known:
+        if by_design and "basis" in question or round == 1 and by_design:
             continue
         vectors = method.contributions(round, question, z, np.arange(30), 30)
         assert vectors.shape == (30, method.size(round, question))
@@ -150,29 +150,29 @@ def test_a_treatment_that_a_covariate_tells_for_certain_is_a_refusal() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "epsilon, count, known, number",
+    "epsilon, count, by_design, number",
     [(None, 1000, False, False), (3.0, 4000, False, False), (3.0, 2000, True, False), (3.0, 4000, False, True)],
 )
 def test_intervals_hold_the_truth_as_often_as_they_say(
-    epsilon: float | None, count: int, known: bool, number: bool
+    epsilon: float | None, count: int, by_design: bool, number: bool
 ) -> None:
-    method = weighting(epsilon is not None, known=0.5 if known else None, number=number)
+    method = weighting(epsilon is not None, by_design=0.5 if by_design else None, number=number)
     noise = noise_of(epsilon) if epsilon else 0.0
-    held, wide = coverage(method, count, noise, 300, known, number)
+    held, wide = coverage(method, count, noise, 300, by_design, number)
     # Three standard errors of 300 runs around 95 %.
     assert 0.912 < held < 0.988 and wide < 2.5
 
 
 def coverage(
-    method: Weighting, count: int, noise: float, runs: int, known: bool = False, number: bool = False
+    method: Weighting, count: int, noise: float, runs: int, by_design: bool = False, number: bool = False
 ) -> tuple[float, float]:
     """The share of intervals that hold the truth, and how much wider they are than without the noise."""
-    truth = np.mean([patients(np.random.default_rng(10_000 + s), 200_000, known, number)[1] for s in range(5)])
+    truth = np.mean([patients(np.random.default_rng(10_000 + s), 200_000, by_design, number)[1] for s in range(5)])
     truth = truth / 10 if number else truth
     held, wide = [], []
     for seed in range(runs):
         rng = np.random.default_rng(seed)
-        z, _ = patients(rng, count, known, number)
+        z, _ = patients(rng, count, by_design, number)
         effect, _ = fit(method, [z], noise, rng if noise else None)
         error, share, factor = effect.along(DIFFERENCE)
         held.append(abs(effect.means @ DIFFERENCE - truth) <= factor * error)
@@ -183,11 +183,11 @@ def coverage(
 def test_without_privacy_a_hospital_keeps_what_tells_of_few_patients_of_an_arm() -> None:
     method, z = weighting(False), patients(np.random.default_rng(5), 60)[0]
     treated = np.flatnonzero(z[:, 0] > 0.5)
-    kept = np.delete(z, treated[3:], axis=0)
-    assert not method.refusal(1, {}, kept, np.arange(len(kept)), len(kept))
+    enough = np.delete(z, treated[3:], axis=0)
+    assert not method.refusal(1, {}, enough, np.arange(len(enough)), len(enough))
     fewer = np.delete(z, treated[2:], axis=0)
     assert "fewer than 3 patients" in method.refusal(1, {}, fewer, np.arange(len(fewer)), len(fewer))
-    of = np.where(kept[:, 0] > 0.5, 0, np.arange(len(kept)))  # the three are rows of one
-    assert "fewer than 3 patients" in method.refusal(1, {}, kept, of, len(kept))
+    of = np.where(enough[:, 0] > 0.5, 0, np.arange(len(enough)))  # the three are rows of one
+    assert "fewer than 3 patients" in method.refusal(1, {}, enough, of, len(enough))
     none = np.delete(z, treated, axis=0)
     assert not method.refusal(1, {}, none, np.arange(len(none)), len(none))

@@ -25,8 +25,8 @@ _MOST_DROPOUTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flags:
-    """Options that stand for configuration keys."""
+class Shared:
+    """Options of runs and analyses that stand for configuration keys: where the records are, and what may be spent."""
 
     dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
     data: Annotated[
@@ -47,13 +47,6 @@ class Flags:
         list[str] | None,
         typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
     ] = None
-    time: Annotated[
-        str | None,
-        typer.Option(help="With --data, several rows a patient: the column of a visit's time, with --steps."),
-    ] = None
-    steps: Annotated[
-        int | None, typer.Option(help="With --time: how many of a patient's latest visits are the steps of a sequence.")
-    ] = None
     schema: Annotated[
         Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")
     ] = None
@@ -67,12 +60,25 @@ class Flags:
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
     delta: Annotated[float | None, typer.Option(help="Target delta.")] = None
-    no_dp: Annotated[bool, typer.Option("--no-dp", help="Train without differential privacy.")] = False
+    no_dp: Annotated[bool, typer.Option("--no-dp", help="Without differential privacy: no noise is added.")] = False
+    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None
+    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flags(Shared):
+    """Options of a run that stand for configuration keys."""
+
+    time: Annotated[
+        str | None,
+        typer.Option(help="With --data, several rows a patient: the column of a visit's time, with --steps."),
+    ] = None
+    steps: Annotated[
+        int | None, typer.Option(help="With --time: how many of a patient's latest visits are the steps of a sequence.")
+    ] = None
     strategy: Annotated[str | None, typer.Option(help="Strategy by name or package.module:Name.")] = None
     task: Annotated[str | None, typer.Option(help="Task by name.")] = None
     model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None
-    seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None
-    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
 
     def given(self) -> dict[str, Any]:
         """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""

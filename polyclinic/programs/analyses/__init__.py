@@ -79,7 +79,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Statistic(Sums):
-    """A kind of run that ends in numbers about patients, and in nothing that scores one."""
+    """A kind of run that ends in tables about patients, and in nothing that scores one."""
 
     judged: ClassVar[bool] = False
     limits_noise: ClassVar[bool] = True
@@ -93,21 +93,35 @@ class Statistic(Sums):
     def subject(self, claim: Claim) -> Fixed:
         return replace(super().subject(claim), counts=lambda shard: PatientSums(shard.schema).exact(shard))
 
-
-@dataclass(frozen=True)
-class Analysis(Statistic):
-    """A kind of run whose result is tables. A subclass has its options as fields, which ``task-options`` fill.
-
-    By default nobody is held out, so that all of a hospital's patients count (``split.fraction``). Without privacy the sums are
-    exact (``ExactSumsTask``).
-    """
-
     @abstractmethod
     def result(self, method: Any, state: State) -> Result:
         """The tables of a finished run. method: What ``method`` made. state: The last one of ``SumsHalf``.
 
         Raises DataError, which says why, where the noise or the records leave no result.
         """
+
+    def statement(
+        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        """The tables and what figures are drawn from, or in ``refused`` why there are none."""
+        refused, result = stopped, None
+        if not stopped:
+            try:
+                result = self.result(cast(SumsHalf, half).method, state)
+            except DataError as error:
+                refused = f"No result: {error}"
+        result = result or Result(self.config.task, ())
+        tables = [asdict(table) | {"shown": table.shown()} for table in result.tables]
+        return {"analysis": {"task": self.config.task, "refused": refused, **asdict(result), "tables": tables}}
+
+
+@dataclass(frozen=True)
+class Analysis(Statistic):
+    """A statistic whose sums are exact without privacy (``ExactSumsTask``). A subclass has its options as fields, which
+    ``task-options`` fill.
+
+    By default nobody is held out, so that all of a hospital's patients count (``split.fraction``).
+    """
 
     def called(self, schema: Schema) -> str:
         return self.config.task
@@ -127,17 +141,3 @@ class Analysis(Statistic):
         method = self.method(schema)
         sizes = [method.size(number, {}) for number in range(1, method.rounds + 1)]
         self.check_length(max(sizes), noise_multiplier, fewest)
-
-    def statement(
-        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
-    ) -> dict[str, Any]:  # fmt: skip
-        """The tables and what figures are drawn from, or in ``refused`` why there are none."""
-        refused, result = stopped, None
-        if not stopped:
-            try:
-                result = self.result(cast(SumsHalf, half).method, state)
-            except DataError as error:
-                refused = f"No result: {error}"
-        result = result or Result(self.config.task, ())
-        tables = [asdict(table) | {"shown": table.shown()} for table in result.tables]
-        return {"analysis": {"task": self.config.task, "refused": refused, **asdict(result), "tables": tables}}

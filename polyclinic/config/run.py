@@ -161,7 +161,7 @@ class RunConfig(Keys):
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md) or ebm (docs/boosting.md), of task "
+        description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md), ebm or trees (docs/boosting.md), of task "
         "synthesis a method such as moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
     )
     model_options: Written = Field(

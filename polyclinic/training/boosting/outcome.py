@@ -44,7 +44,7 @@ class Outcome:
         plain = self.objective.loss == "cross-entropy" or self.objective.name not in ("classification", "binary")
         if self.objective.name not in OBJECTIVES or not plain:
             raise ConfigError(
-                f"Configuration key 'model' has the value 'ebm', which takes the objectives {', '.join(OBJECTIVES)}, those of "
+                f"Configuration key 'model' names boosting, which takes the objectives {', '.join(OBJECTIVES)}, those of "
                 f"classes without options; the run's is {self.objective.name!r}."
             )
 

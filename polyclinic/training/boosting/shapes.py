@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -57,16 +57,28 @@ _DRAWS = 256
 _ROWS_AT_ONCE = 4096
 
 
+class Functions(Protocol):
+    """Functions of a row: ``usual`` (q,) their variances among patients before any is seen, ``farthest`` the length that no row
+    exceeds, and ``rows`` (n, q) their values for (n, features) rows, NaN where a cell is missing."""
+
+    usual: Floats
+
+    @property
+    def farthest(self) -> float: ...
+
+    def rows(self, x: Floats) -> Floats: ...
+
+
 class Table(Layout):
     """A record as the values of ``basis``, and its labels as columns of numbers."""
 
-    basis: Basis
+    basis: Functions
     outcome: Outcome
 
     @classmethod
-    def of_functions(cls, schema: Schema, basis: Basis, outcome: Outcome) -> Table:
+    def of_functions(cls, schema: Schema, basis: Functions, outcome: Outcome) -> Table:
         """Of rows that are standardised, NaN where a cell is missing."""
-        count = len(basis.feature)
+        count = len(basis.usual)
         table = cls(schema, np.zeros(count), np.ones(count), np.zeros(count, dtype=bool))
         vars(table).update(basis=basis, outcome=outcome)
         return table
@@ -120,7 +132,7 @@ class Shapes:
     def check(self, question: Arrays) -> None:
         """Raises ConfigError for arrays of other shapes than a round asks."""
         if question and set(question) != set(self._shapes_asked):
-            raise ConfigError(f"The question holds {', '.join(sorted(question))}, which no round of ebm asks.")
+            raise ConfigError(f"The question holds {', '.join(sorted(question))}, which no round of {self.name} asks.")
         for name, value in question.items():
             if value.shape != self._shapes_asked[name] or value.dtype != np.float64:
                 raise ConfigError(f"The question's {name!r} must be float64 of shape {self._shapes_asked[name]}.")
@@ -140,7 +152,7 @@ class Shapes:
         """The model as the arrays of ``models.additive.Additive``; those of ``like`` before there is one."""
         if "weights" not in state:
             return like
-        basis, weights, contrasts = self.layout.basis, state["weights"], self.outcome.contrasts
+        basis, weights, contrasts = cast(Basis, self.layout.basis), state["weights"], self.outcome.contrasts
         values = basis.tables[:, :, None] * (weights @ contrasts.T)[:, None, :]
         middles = state["centre"][:, None] * (weights @ contrasts.T)
         shapes, spreads = np.zeros(like["shapes"].shape), np.zeros(like["deviations"].shape)
@@ -158,7 +170,10 @@ class Shapes:
 
     def _importances(self, state: Arrays) -> Floats:
         """(columns,) standard deviation of what each column adds to the outputs."""
-        feature, starts = self.layout.basis.feature, [at.start for _, at in feature_slices(self.layout.schema)]
+        feature, starts = (
+            cast(Basis, self.layout.basis).feature,
+            [at.start for _, at in feature_slices(self.layout.schema)],
+        )
         column, squares = np.searchsorted(starts, feature, "right") - 1, np.zeros(len(starts))
         for number in range(len(starts)):
             own = column == number
@@ -194,10 +209,7 @@ class Shapes:
     @cached_property
     def _farthest(self) -> float:
         """The length of the longest row that there can be, behind a 1."""
-        squares, basis = np.zeros(int(self.layout.basis.feature.max()) + 1), self.layout.basis
-        for number in range(len(squares)):
-            squares[number] = (basis.tables[basis.feature == number] ** 2).sum(axis=0).max(initial=0.0)
-        return math.sqrt(1.0 + float(squares.sum()))
+        return math.hypot(1.0, self.layout.basis.farthest)
 
     @cached_property
     def _usual(self) -> float:

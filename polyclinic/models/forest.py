@@ -100,9 +100,10 @@ def _drawn(schema: Schema, trees: int, depth: int, seed: int) -> tuple[np.ndarra
             if column.kind in NUMERIC_KINDS:
                 thresholds[place] = NormalDist().inv_cdf(rng.uniform(_TAIL, 1 - _TAIL))
             elif column.kind == "categorical":  # some categories beside the others
-                others = np.flatnonzero(rng.random(at.stop - at.start) < 0.5) + at.start
-                if len(others) < at.stop - at.start or column.drop_first:
-                    questions[others, place] = 1.0
+                some = rng.random(at.stop - at.start) < 0.5
+                some[asked - at.start] = True
+                if not some.all() or column.drop_first:
+                    questions[at, place] = some
     return questions, thresholds, sides
 
 

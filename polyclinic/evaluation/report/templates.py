@@ -173,9 +173,9 @@ figures of this very model.</p>
 {% if "calibration_error" in metrics %}<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays
 below in 95 of 100 such samples. {% endif %}{% if "calibration_in_the_large" in metrics %}<strong>Calibration in the
 large</strong>: {% if predicts_numbers %}mean prediction less the mean that came about; above 0, the
-label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %}{% endif %}
+label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %} {% endif %}
 {% if "calibration_slope" in metrics %}<strong>Calibration slope</strong>: 1 is true; below 1, high predictions are too high and
-low ones too low.{% endif %}
+low ones too low. {% endif %}
 <strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
 alone.</p>
 <h3>By hospital</h3>
@@ -229,8 +229,8 @@ ANALYSIS = """{% if analysis %}
 {% for row in shown.shown %}<tr><th scope="row">{{ row[0] }}</th>{{ cells(row[1:]) }}</tr>
 {% endfor %}{% endcall %}
 {% if shown.note %}<p class="small muted">{{ shown.note }}</p>{% endif %}
+{% if loop.first %}{{ pictures(figures.analysis) }}{% endif %}
 {% endfor %}
-{{ pictures(figures.analysis) }}
 {% for note in analysis.notes %}<p class="small muted">{{ note }}</p>{% endfor %}
 <p class="small muted">The tables are in <code>tables/</code> as CSV, LaTeX and HTML, all numbers in
 <code>analysis.json</code>.</p>

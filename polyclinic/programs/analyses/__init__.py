@@ -35,8 +35,8 @@ class Table:
     """A table for the report and for a publication.
 
     name: Of its files, ``tables/NAME.csv``, ``.tex`` and ``.html``. columns: Headings, of which the first stands above the rows'
-    names. rows: As many cells each as there are columns. formats: By heading, how numbers are shown, as ``.3f``; a CSV file has
-    all digits. note: What a reader of the table must know, as sentences.
+    names. rows: As many cells each as there are columns. formats: By heading, how numbers are shown, as ``.3f``, or ``p`` for
+    p-values; a CSV file has all digits. note: What a reader of the table must know, as sentences.
 
     >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
     [['aspirin', '71.7']]
@@ -60,6 +60,8 @@ class Table:
 def _text(cell: Cell, form: str) -> str:
     if cell is None or cell != cell:
         return "–"
+    if form == "p" and not isinstance(cell, str):
+        return "<0.001" if cell < 0.001 else f"{cell:.3f}"
     return cell if isinstance(cell, str) else format(cell, form)
 
 

@@ -38,8 +38,9 @@ class Forest(nn.Module):
     Attributes:
         leaves: (trees, 2 ** depth, outputs) numbers that are added up.
         intercept: (outputs,).
-        questions: (features, trees * depth) 1 for the features that a question is about; it asks whether they add up to more than
-            its ``thresholds``. ``sides``: the answer for a missing cell. A tree of fewer questions answers the others with yes.
+        questions: (features, trees * depth) 1 for the features that a question is about: do they add up to more than its
+            ``thresholds``? ``sides``: in place of a missing cell, above or below all. A tree of fewer questions answers the
+            others with yes.
     """
 
     #: Missing cells must reach the model as NaN.
@@ -60,7 +61,7 @@ class Forest(nn.Module):
         gone = x.isnan()
         sums = torch.where(gone, 0.0, x) @ self.questions
         lacks = gone.to(x.dtype) @ self.questions > 0.5
-        answers = torch.where(lacks, self.sides, sums > self.thresholds)
+        answers = torch.where(lacks, self.sides, sums) > self.thresholds
         trees, leaves = self.leaves.shape[:2]
         numbers = (answers.reshape(-1, trees, len(self.digits)) * self.digits).sum(-1)
         return numbers + leaves * torch.arange(trees, device=x.device)
@@ -90,7 +91,8 @@ def _drawn(schema: Schema, trees: int, depth: int, seed: int) -> tuple[np.ndarra
     """The questions of all trees, their thresholds and their answers for missing cells."""
     rng, columns, count = generator(seed, "trees"), feature_slices(schema), trees * depth
     questions = np.zeros((len(feature_names(schema)), count), np.float32)
-    thresholds, sides = np.full(count, -np.inf, np.float32), rng.random(count) < 0.5
+    thresholds = np.full(count, -np.inf, np.float32)
+    sides = np.where(rng.random(count) < 0.5, np.inf, -np.inf).astype(np.float32)
     for tree in range(trees):
         for place in range(tree * depth, tree * depth + int(rng.integers(1, depth + 1))):
             column, at = columns[rng.integers(len(columns))]

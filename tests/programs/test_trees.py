@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from flwr.app import Array, ArrayRecord, Message
 from typer.testing import CliRunner
 
 from polyclinic import Federation, RunResult
-from polyclinic.cli.app import app as cli
+from polyclinic.cli import app as cli
 from polyclinic.client.app import app
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
@@ -24,10 +25,12 @@ from polyclinic.programs import program_of
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message
+from tests.runs.test_exporting import inputs
 
 Quick = Callable[..., RunResult]
 TREES: dict[str, Any] = {"model": "trees", "training.local-steps": 1, "rounds": 4}
 NO_REPORT = {"pictures": False}
+POLICY = 'budget = 5.0\ndelta = 1e-3\nallowed-models = ["trees"]\n'
 
 
 @pytest.mark.parametrize(
@@ -81,11 +84,17 @@ def test_trees_see_two_columns_together_where_shape_functions_cannot(tmp_path: P
     columns = {name: torch.tensor(asked[name].to_numpy(dtype=float)) for name in asked}
     script = torch.jit.load(str(trees.export(tmp_path / "model.pt")))
     np.testing.assert_allclose(script(columns)[:, 1], chances, atol=1e-6)
-    import onnxruntime
 
+
+@pytest.mark.slow
+def test_trees_are_exported_as_onnx(tmp_path: Path) -> None:
+    onnxruntime = pytest.importorskip("onnxruntime")
+    table = _either(600)
+    trees = Federation.from_tables({"a": table}, label="died", out=str(tmp_path / "runs")).run(**TREES | NO_REPORT)
     session = onnxruntime.InferenceSession(str(trees.export(tmp_path / "model.onnx")))
-    fed = {given.name: columns[given.name].numpy() for given in session.get_inputs()}
-    np.testing.assert_allclose(session.run(None, fed)[0][:, 1], chances, atol=1e-6)
+    described = json.loads((tmp_path / "model.onnx.json").read_text())
+    (scores,) = session.run(["probabilities"], inputs(table, described))
+    np.testing.assert_allclose(scores, trees.predict(table).to_numpy(), atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +135,7 @@ def _asked(folder: Path, changed: Any = None, dp: bool = True) -> Message:
 
 
 def test_a_hospital_charges_its_ledger_and_answers(tmp_path: Path) -> None:
-    make_hospital(tmp_path, "budget = 5.0\ndelta = 1e-3\n")
+    make_hospital(tmp_path, POLICY)
     reply = _asked(tmp_path)
     (arrays,) = [from_record(part) for part in reply.content.array_records.values()]
     assert np.isfinite(arrays["sum"]).all() and ledger(tmp_path / "hospital.toml").spent() > 0
@@ -138,6 +147,6 @@ def test_a_hospital_charges_its_ledger_and_answers(tmp_path: Path) -> None:
     lambda asked: asked | {"round": np.array([11])},
 ])  # fmt: skip
 def test_a_lying_coordinator_is_refused_before_anything_is_charged(tmp_path: Path, changed: Any) -> None:
-    make_hospital(tmp_path, "budget = 5.0\ndelta = 1e-3\n")
+    make_hospital(tmp_path, POLICY)
     assert "question" in _asked(tmp_path, changed).error.reason
     assert not (tmp_path / "home" / "ledger.sqlite").exists()

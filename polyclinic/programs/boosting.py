@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.models.additive import Basis, additive
-from polyclinic.models.forest import Directions, forest
+from polyclinic.models.forest import forest
 from polyclinic.objectives.objective import Objective
 from polyclinic.plugins import objective_of
 from polyclinic.programs.building import Model, check_options
@@ -21,7 +21,7 @@ from polyclinic.programs.program import State
 from polyclinic.programs.sums import ModelSums
 from polyclinic.training.boosting.outcome import Outcome
 from polyclinic.training.boosting.shapes import Shapes, ShapesTask, Table
-from polyclinic.training.boosting.trees import Trees
+from polyclinic.training.boosting.trees import Directions, Trees
 from polyclinic.types import Builder
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.models.forest import Directions, Forest, forest, made_up_rows
+from polyclinic.models.forest import Forest, forest
+from polyclinic.training.boosting.trees import Directions, made_up_rows
 from polyclinic.types import Floats
 
 LABEL = Column(name="died", kind="binary", role="label")

@@ -70,6 +70,7 @@ def _either(patients: int) -> pd.DataFrame:
     )
 
 
+@pytest.mark.slow
 def test_trees_see_two_columns_together_where_shape_functions_cannot(tmp_path: Path) -> None:
     table = _either(4000)
     tables = {"a": table[:2000], "b": table[2000:]}

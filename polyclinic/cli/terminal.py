@@ -9,6 +9,7 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
+from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -101,6 +102,15 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: 
     for row in rows:
         made.add_row(*row)
     return made
+
+
+def fitting(headings: Sequence[str], rows: Iterable[Sequence[str]], screen: Console, most: int = 1000) -> int:
+    """How many columns fit the screen, from the first on, where text longer than ``most`` is folded at spaces; two at least."""
+    words = (max(map(len, heading.split()), default=0) for heading in headings)
+    widths = (
+        max(min(max(map(len, cells)), most), word) + 2 for word, *cells in zip(words, headings, *rows, strict=True)
+    )
+    return max(sum(end <= screen.width + 2 for end in accumulate(widths)), 2)
 
 
 def print_json(value: Any) -> None:

@@ -109,6 +109,10 @@ class Analysis(Statistic):
         Raises DataError, which says why, where the noise or the records leave no result.
         """
 
+    def noisy(self, noise: float) -> bool:
+        """Whether a sum has noise for privacy, and not a secure sum's rounding alone."""
+        return self.config.privacy.dp and noise > 0
+
     def called(self, schema: Schema) -> str:
         return self.config.task
 

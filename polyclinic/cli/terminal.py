@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from itertools import accumulate
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
@@ -106,11 +105,12 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: 
 
 def fitting(headings: Sequence[str], rows: Iterable[Sequence[str]], screen: Console, most: int = 1000) -> int:
     """How many columns fit the screen, from the first on, where text longer than ``most`` is folded at spaces; two at least."""
-    words = (max(map(len, heading.split()), default=0) for heading in headings)
-    widths = (
-        max(min(max(map(len, cells)), most), word) + 2 for word, *cells in zip(words, headings, *rows, strict=True)
-    )
-    return max(sum(end <= screen.width + 2 for end in accumulate(widths)), 2)
+    ends, fit = 0, 0
+    for heading, *cells in zip(headings, *rows, strict=True):
+        word = max(map(len, heading.split()), default=0)
+        ends += max(min(max(map(len, (heading, *cells))), most), word) + 2
+        fit += ends <= screen.width + 2
+    return max(fit, 2)
 
 
 def print_json(value: Any) -> None:

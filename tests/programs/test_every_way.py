@@ -46,12 +46,13 @@ def numbers(result: RunResult) -> Iterator[tuple[str, np.ndarray]]:
         yield name, table.select_dtypes("number").to_numpy(dtype=float)
 
 
-def assert_near(result: RunResult, plain: RunResult, off: float) -> None:
+def assert_near(result: RunResult, plain: RunResult, off: float, least: float | None = None) -> None:
+    """That numbers differ by the share ``off`` at most, or by ``least``."""
     theirs = dict(numbers(plain))
     assert theirs
     for name, value in numbers(result):
         assert value.shape == theirs[name].shape
-        np.testing.assert_allclose(value, theirs[name], rtol=off, atol=off, err_msg=name)
+        np.testing.assert_allclose(value, theirs[name], rtol=off, atol=off if least is None else least, err_msg=name)
 
 
 @pytest.mark.parametrize("kind", RUNS)

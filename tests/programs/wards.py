@@ -40,7 +40,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "components": {"task": "components", "task-options": "columns='age, sbp', scaling='public'", "rounds": 1},
     "clusters": {"task": "clusters", "task-options": "columns='age, sbp', k=2, scaling='public'", "rounds": 2},
     "effect": {"task": "effect", "task-options": "treatment='treated', propensity=0.5", "rounds": 2},
-    "ebm": {"model": "ebm", "rounds": 2, "split.fraction": 0.25},
+    "ebm": {"model": "ebm", "rounds": 2, "evaluation.metrics": "none"},
 }  # fmt: skip
 
 

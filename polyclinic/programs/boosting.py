@@ -50,9 +50,6 @@ class Boosting(ModelSums):
     def objective(self, schema: Schema) -> Objective:
         return objective_of(self.config, schema.labels)
 
-    def called(self, schema: Schema) -> str:
-        return "explainable boosting machine"
-
     def builder(self, schema: Schema) -> Builder:
         return Model(self.config).builder(self.width(schema), self.objective(schema).outputs, schema)
 

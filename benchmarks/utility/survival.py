@@ -31,7 +31,7 @@ from polyclinic.ehr.encoding import decode
 from polyclinic.ehr.shard import Rows
 from polyclinic.evaluation.survival import brier_scores, concordance, kaplan_meier, over_time
 from polyclinic.runs.simulation import SimulatedRecords
-from polyclinic.types import Floats
+from polyclinic.types import Bools, Floats
 
 RESULT = ROOT / "benchmarks" / "results" / "survival.json"
 PARTS = RESULT.with_suffix(".partial.json")
@@ -174,7 +174,7 @@ def _boosting(x: Floats, time: Floats, event: Floats, asked: Floats, ends: Float
     return _sksurv(GradientBoostingSurvivalAnalysis(max_depth=2, random_state=seed), x, time, event, asked, ends)
 
 
-def _curve(x: Floats, time: Floats, event: Floats, asked: Floats, ends: Floats, seed: int) -> Floats:
+def _curve(x: Floats, time: Floats, event: Bools, asked: Floats, ends: Floats, seed: int) -> Floats:
     return np.tile(kaplan_meier(time, event, ends), (len(asked), 1))
 
 
@@ -199,7 +199,8 @@ def tables(result: Mapping[str, Any]) -> str:
         for method, title in TITLES.items():
             shown = [_cell(cells.get((method, epsilon))) for epsilon in (*EPSILONS, None)]
             lines.append(f"| {title} | {' | '.join(shown)} |")
-        parts.append(f"**{cohort}**\n\n" + "\n".join(lines))
+        splits = max(len(row["splits"]) for row in cells.values())
+        parts.append(f"**{cohort}** (splits: {splits})\n\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
 

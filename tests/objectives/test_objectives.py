@@ -109,7 +109,7 @@ def test_losses_by_hand() -> None:
     assert made("multi-label").losses(zeros, torch.tensor([[1.0, 0.0, 1.0]])).tolist() == pytest.approx(
         [3 * math.log(2)]
     )
-    # In even odds: dead in the second interval; censored within the second, which counts for the first and half of it; alive to the end.
+    # In even odds: dead in the second interval; censored within the second: the first and half of it; alive to the end.
     seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [100.0, 0.0]])
     losses = made("hazards").losses(zeros.expand(3, 3), seen).tolist()
     assert losses == pytest.approx([2 * math.log(2), 1.5 * math.log(2), 3 * math.log(2)])

@@ -150,8 +150,8 @@ def tables() -> str:
         told = [
             f"`{command}`",
             where,
-            str(machine["load"]),
-            machine["commit"],
+            str(machine.get("load", "–")),  # of timings alone
+            machine.get("commit", "–"),
             machine["date"],
             numbers,
             f"[page]({page})",

@@ -2,8 +2,8 @@
 
 Ours are federated, with noise of each hospital's own and with shared noise; the peers have all patients in one place: interpret's
 explainable boosting machine with and without differential privacy (Nori et al. 2021), XGBoost and scikit-learn's histogram
-boosting. The full benchmark writes benchmarks/results/boosting.json and the tables of docs/boosting.md; runs that are known are
-not made again.
+boosting. A cell is a dataset, a model, an epsilon and a split; each is written to benchmarks/results/boosting.json and the tables
+of docs/boosting.md as soon as it is known, and not made again. Settings were chosen on other splits, from 100 on.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +33,6 @@ from polyclinic.evaluation.metrics import auroc
 from polyclinic.runs.simulation import SimulatedRecords
 
 RESULT = ROOT / "benchmarks" / "results" / "boosting.json"
-PARTS = RESULT.with_suffix(".partial.json")
 PAGE = ROOT / "docs" / "boosting.md"
 BEGIN, END = "<!-- benchmarks.utility.boosting: begin -->", "<!-- benchmarks.utility.boosting: end -->"
 #: Each dataset with its delta, below one over the patients of its largest hospital.
@@ -48,6 +48,14 @@ TITLES = {
     "histogram": "HistGradientBoosting, pooled",
 }  # fmt: skip
 PEERS = ("interpret", "xgboost", "histogram")
+#: Whose AUROC is compared with whose, at which epsilon; noise of hospitals' own is shown beside what the issue asks.
+GOALS: tuple[tuple[str, str, str, float | None], ...] = (
+    ("without privacy, to interpret", "ebm", "interpret", None),
+    ("at ε = 3 with shared noise, to interpret's private machine", "ebm-shared", "interpret", 3.0),
+    ("at ε = 3, to the logistic default", "ebm", "newton", 3.0),
+    ("at ε = 3 with shared noise, to the logistic default", "ebm-shared", "newton-shared", 3.0),
+)  # fmt: skip
+Cell = tuple[str, str, float | None, int]
 #: The most that a mean AUROC may be below the peer's.
 LOSS = 0.01
 
@@ -57,40 +65,67 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.utility.boosting", description=__doc__.split("\n")[0])
     parser.add_argument("--quick", action="store_true", help="heart disease and one split; writes nothing")
     parser.add_argument("--datasets", nargs="*", default=list(DATASETS), choices=list(DATASETS), help="only these")
+    parser.add_argument("--only", nargs="*", default=list(TITLES), choices=list(TITLES), help="only these models")
+    parser.add_argument("--epsilons", nargs="*", default=[None, *EPSILONS], type=_epsilon, help="only these, or none")
+    parser.add_argument("--splits", nargs="*", default=list(SPLITS), type=int, help="only these")
+    parser.add_argument("--again", action="store_true", help="make known cells again, as after a change of the model")
+    parser.add_argument("--also", type=Path, help="a result file whose cells are taken over, as of another branch")
     given = parser.parse_args(arguments)
     warnings.filterwarnings("ignore")
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    jobs = list(_jobs(["heart-disease"] if given.quick else given.datasets, SPLITS[:1] if given.quick else SPLITS))
-    done = {} if given.quick else _known(PARTS)
-    for number, job in enumerate(jobs):
-        if (key := json.dumps(job)) not in done:
-            done[key] = _carry_out(*job)
-            print(f"{number + 1} of {len(jobs)}: {key} {done[key]:.4f}", flush=True)
-            if not given.quick:
-                with PARTS.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps([job, done[key]]) + "\n")
-    result = {"machine": machine(), "command": "python -m benchmarks.utility.boosting", "deltas": DATASETS,
-              "rows": rows([(*json.loads(key), value) for key, value in done.items()])}  # fmt: skip
-    result["goals"] = goals(result["rows"])
-    if not given.quick:
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_between(PAGE, BEGIN, END, tables(result))
-    print(tables(result))
+    if given.quick:
+        few = _cells(["heart-disease"], given.only, [None, 3.0], SPLITS[:1])
+        print(tables(_result({cell: _carry_out(*cell) for cell in few})))
+        return 0
+    if given.also:
+        _write(_known(given.also))
+    asked = list(_cells(given.datasets, given.only, given.epsilons, given.splits))
+    for number, cell in enumerate(asked):
+        if given.again or cell not in _known(RESULT):
+            value = _carry_out(*cell)
+            print(f"{number + 1} of {len(asked)}: {cell} {value:.4f}", flush=True)
+            _write({cell: value})
+    print(tables(_result(_known(RESULT))))
     return 0
 
 
-def _jobs(datasets: Sequence[str], splits: Sequence[int]) -> Iterator[tuple[str, str, float | None, int]]:
-    for dataset in datasets:
-        for split in splits:
-            for epsilon in (None, *EPSILONS):
-                ours = [name for name in OURS if epsilon or not name.endswith("shared")]
-                for method in (*ours, "interpret", *(PEERS[1:] if epsilon is None else ())):
-                    yield dataset, method, epsilon, split
+def _epsilon(text: str) -> float | None:
+    return None if text == "none" else float(text)
 
 
-def _known(path: Path) -> dict[str, float]:
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
-    return {json.dumps(job): value for job, value in map(json.loads, lines)}
+def _cells(
+    datasets: Sequence[str], methods: Sequence[str], epsilons: Sequence[float | None], splits: Sequence[int]
+) -> Iterator[Cell]:
+    """What is measured: noise that hospitals share needs an epsilon, and of the peers only interpret takes one."""
+    for dataset, split, epsilon, method in product(datasets, splits, epsilons, methods):
+        if not (method.endswith("shared") if epsilon is None else method in PEERS[1:]):
+            yield dataset, method, epsilon, split
+
+
+def _known(path: Path) -> dict[Cell, float]:
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"] if path.is_file() else []
+    return {
+        (row["dataset"], row["method"], row["epsilon"], split): value
+        for row in rows for split, value in zip(row["splits"], row["aurocs"], strict=True)
+    }  # fmt: skip
+
+
+def _write(cells: Mapping[Cell, float]) -> None:
+    """Add to what the result file has, and to the page; a benchmark that is interrupted goes on from there."""
+    result = _result(_known(RESULT) | dict(cells))
+    text = json.dumps(result | {"rows": []}, indent=1).replace('"rows": []', '"rows": [\n  %s\n ]')
+    lines = ",\n  ".join(map(json.dumps, result["rows"]))  # a row is a line, so that branches merge
+    RESULT.write_text(text.replace("%s", lines) + "\n", encoding="utf-8")
+    write_between(PAGE, BEGIN, END, tables(result))
+
+
+def _result(cells: Mapping[Cell, float]) -> dict[str, Any]:
+    found, own = rows(cells), machine()
+    return {
+        "machine": {name: own[name] for name in own if name not in ("commit", "load")},  # of many runs, and no timings
+        "command": "python -m benchmarks.utility.boosting", "deltas": DATASETS, "rows": found,
+        "goals": goals(found),
+    }  # fmt: skip
 
 
 def _config(dataset: str, epsilon: float | None, split: int, options: Mapping[str, Any]) -> RunConfig:
@@ -172,35 +207,34 @@ def _histogram(schema: Schema, train: Rows, test: Rows, epsilon: float | None, d
     return np.asarray(model.fit(train.x, train.y).predict_proba(test.x)[:, 1])
 
 
-def rows(results: Sequence[tuple[str, str, float | None, int, float]]) -> list[dict[str, Any]]:
-    """A row for each dataset, method and epsilon, with the AUROC of each split, their mean and its standard error."""
-    values: dict[tuple[str, str, float | None], list[float]] = {}
-    for dataset, method, epsilon, _, value in results:
-        values.setdefault((dataset, method, epsilon), []).append(value)
+def rows(cells: Mapping[Cell, float]) -> list[dict[str, Any]]:
+    """A row for each dataset, epsilon and method, with the AUROC of each split, their mean and its standard error."""
+    order = [list(DATASETS), [None, *EPSILONS], list(TITLES)]
+    values: dict[tuple[str, float | None, str], dict[int, float]] = {}
+    for (dataset, method, epsilon, split), value in sorted(cells.items(), key=lambda item: item[0][3]):
+        values.setdefault((dataset, epsilon, method), {})[split] = value
     return [
-        {"dataset": dataset, "method": method, "epsilon": epsilon, "aurocs": aurocs, "auroc": fmean(aurocs),
-         "error": standard_error(aurocs)}
-        for (dataset, method, epsilon), aurocs in values.items()
+        {"dataset": key[0], "method": key[2], "epsilon": key[1], "splits": list(own), "aurocs": [*own.values()],
+         "auroc": fmean(own.values()), "error": standard_error([*own.values()])}
+        for key, own in sorted(values.items(), key=lambda item: [at.index(of) for at, of in zip(order, item[0], strict=True)])
     ]  # fmt: skip
 
 
 def goals(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The issue's goals, as paired differences on the same splits."""
-    by = {(row["dataset"], row["method"], row["epsilon"]): row["aurocs"] for row in results}
+    """The issue's goals, as paired differences on the splits that both have."""
+    by = {
+        (row["dataset"], row["method"], row["epsilon"]): dict(zip(row["splits"], row["aurocs"], strict=True))
+        for row in results
+    }
     datasets = list(dict.fromkeys(row["dataset"] for row in results))
-    asked: list[tuple[str, str, str, float | None]] = [("without privacy, to interpret", "ebm", "interpret", None),
-             ("at ε = 3 with shared noise, to interpret's private machine", "ebm-shared", "interpret", 3.0),
-             ("at ε = 3, to the logistic default", "ebm", "newton", 3.0),
-             ("at ε = 3 with shared noise, to the logistic default", "ebm-shared", "newton-shared", 3.0)]  # fmt: skip
     goals = []
-    for words, own, other, epsilon in asked:
+    for words, own, other, epsilon in GOALS:
         for dataset in datasets:
-            mine, theirs = (by.get((dataset, method, epsilon), []) for method in (own, other))
-            if not mine or len(mine) != len(theirs):
-                continue  # a dataset that was not measured so far
-            ahead = [ours - peers for ours, peers in zip(mine, theirs, strict=True)]
-            goals.append({"goal": words, "dataset": dataset, "ahead": fmean(ahead), "error": standard_error(ahead),
-                          "met": fmean(ahead) > (0.0 if other.startswith("newton") else -LOSS)})  # fmt: skip
+            mine, theirs = (by.get((dataset, method, epsilon), {}) for method in (own, other))
+            ahead = [mine[split] - theirs[split] for split in mine if split in theirs]
+            if ahead:
+                goals.append({"goal": words, "dataset": dataset, "ahead": fmean(ahead), "error": standard_error(ahead),
+                              "met": fmean(ahead) > (0.0 if other.startswith("newton") else -LOSS)})  # fmt: skip
     return goals
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior; of a sweep, how
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of an analysis; of a sweep, how
 far it is."""
 
 from __future__ import annotations
@@ -268,7 +268,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
 
 def _is_unscored(summary: dict[str, Any]) -> bool:
     """Whether the run scored no patient."""
-    return bool(summary.get("posterior") or summary.get("analysis"))
+    return bool(summary.get("analysis"))
 
 
 def _heading(title: str) -> str:
@@ -333,24 +333,6 @@ def _natural_width(table: Table, screen: Console) -> int:
     wide = Measurement.get(screen, screen.options.update(max_width=10_000), table).maximum
     table.columns[0].max_width = names
     return wide
-
-
-def posterior_table(posterior: dict[str, Any]) -> Table:
-    """A row for each parameter: mean, standard deviation, 95 % interval, and how many times privacy widened it, where known."""
-    widened = "not_counted" not in posterior
-    caption = "Widened: standard deviation over that without privacy."
-    if not widened:
-        caption = f"Intervals do not count {posterior['not_counted']}."
-    table = Table(
-        title=f"Posterior of {posterior['model']}, by feature as scaled", title_justify="left", box=box.SIMPLE_HEAD,
-        pad_edge=False, caption=caption, caption_justify="left",
-    )  # fmt: skip
-    for heading in ("parameter", "mean", "SD", "from", "to", *(["widened"] if widened else [])):
-        table.add_column(heading, justify="left" if heading == "parameter" else "right", no_wrap=heading != "parameter")
-    for name, row in posterior["parameters"].items():
-        figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
-        table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
-    return table
 
 
 def analysis_tables(analysis: dict[str, Any]) -> list[Table]:

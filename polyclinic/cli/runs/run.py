@@ -175,27 +175,14 @@ def carry_out(config: RunConfig, as_json: bool, resume: Path | None = None, comp
         screen.print(f"Report: {result.folder.report}", soft_wrap=True)
     if result.summary["stopped"]:
         raise typer.Exit(BudgetRefused.exit_code)
-    if refused := _refused(result.summary):
+    if refused := (result.summary.get("analysis") or {}).get("refused"):
         raise PolyclinicError(f"{refused} What was spent is in {result.folder.statement_file}.")
 
 
-def _refused(summary: dict[str, Any]) -> str:
-    """Why a posterior or an analysis has no result; empty where it has one."""
-    return next((part["refused"] for key in ("posterior", "analysis") if (part := summary.get(key))), None) or ""
-
-
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.runs.live import (
-        analysis_tables,
-        calibration_sentence,
-        posterior_table,
-        privacy_sentence,
-        result_table,
-    )
+    from polyclinic.cli.runs.live import analysis_tables, calibration_sentence, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
-    if (posterior := summary.get("posterior")) and posterior["finished"]:
-        screen.print(posterior_table(posterior))
     for table in analysis_tables(summary.get("analysis") or {}):
         screen.print(table)
     if calibration := calibration_sentence(summary):
@@ -224,7 +211,7 @@ def show(
         print_json(summary)
     else:
         _print_result(console(), summary)
-        if refused := _refused(summary):
+        if refused := (summary.get("analysis") or {}).get("refused"):
             console().print(refused, style="yellow")
 
 

@@ -10,8 +10,9 @@ import typer
 
 from polyclinic.cli.nodes import deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
-from polyclinic.cli.options import Sets
+from polyclinic.cli.options import Config, Sets
 from polyclinic.cli.terminal import Json, answer, assignments, loading, say
+from polyclinic.toml import read_toml
 
 if TYPE_CHECKING:
     from polyclinic.deployment.coordinator import Coordinator
@@ -169,6 +170,7 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 @app.command()
 def submit(
     folder: Folder,
+    config: Config = None,
     sets: Sets = None,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
     app_dir: Annotated[
@@ -188,8 +190,9 @@ def submit(
     with loading():
         from polyclinic.deployment.submitting import submit as send
 
+    given = (read_toml(config, "configuration file") if config else {}) | assignments(sets)
     result: dict[str, Any] = send(
-        _read(folder), assignments(sets), stream, app_dir, address, lambda line: say(line, errors=as_json), resume
+        _read(folder), given, stream, app_dir, address, lambda line: say(line, errors=as_json), resume
     )
     answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
 

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
+from polyclinic.cli.terminal import fitting, interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.formats import dataset_title
 from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
@@ -335,18 +335,20 @@ def _natural_width(table: Table, screen: Console) -> int:
     return wide
 
 
-def analysis_tables(analysis: dict[str, Any]) -> list[Table]:
-    """The tables of an analysis as they are shown, with their notes."""
+def analysis_tables(analysis: dict[str, Any], screen: Console) -> list[Table]:
+    """The tables of an analysis as they are shown, with their notes; of wide ones the first columns."""
     shown = []
     for part in analysis.get("tables", []):
+        fit, file = fitting(part["columns"], part["shown"], screen), f"tables/{part['name']}.csv"
+        rest = f"{len(part['columns']) - fit} more columns are in {file}." if fit < len(part["columns"]) else ""
         table = Table(
-            title=part["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption=part["note"] or None,
-            caption_justify="left",
+            title=part["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+            caption=f"{part['note']} {rest}".strip() or None, caption_justify="left",
         )  # fmt: skip
-        for number_of, heading in enumerate(part["columns"]):
+        for number_of, heading in enumerate(part["columns"][:fit]):
             table.add_column(heading, justify="right" if number_of else "left", no_wrap=number_of > 0)
         for row in part["shown"]:
-            table.add_row(*row)
+            table.add_row(*row[:fit])
         shown.append(table)
     return shown
 

@@ -125,6 +125,10 @@ class Analysis(Statistic):
     By default nobody is held out, so that all of a hospital's patients count (``split.fraction``).
     """
 
+    def noisy(self, noise: float) -> bool:
+        """Whether a sum has noise for privacy, and not a secure sum's rounding alone."""
+        return self.config.privacy.dp and noise > 0
+
     def called(self, schema: Schema) -> str:
         return self.config.task
 

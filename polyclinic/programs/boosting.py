@@ -64,7 +64,7 @@ class Boosting(ModelSums):
         return objective_of(self.config, schema.labels)
 
     def builder(self, schema: Schema) -> Builder:
-        return Model(self.config).builder(self.width(schema), self.objective(schema).outputs, schema)
+        return Model(self.config).builder(self.width(schema), self.objective(schema).logits, schema)
 
     def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
         objective = self.objective(schema)

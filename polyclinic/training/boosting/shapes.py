@@ -218,8 +218,13 @@ class Shapes:
 
     @cached_property
     def _first_reach(self) -> float:
-        """The longest residual of the first round, in which all outputs are 0."""
-        return float(self.outcome.longest(np.zeros((1, len(self.outcome.levels))))[0])
+        """The longest residual of the first round, in which the model is its intercept."""
+        return float(self.outcome.longest(self._first_outputs)[0])
+
+    @cached_property
+    def _first_outputs(self) -> Floats:
+        """(1, O)"""
+        return (self.outcome.levels @ self.outcome.start)[None]
 
     @cached_property
     def _first_scales(self) -> tuple[float, float, float]:
@@ -235,7 +240,7 @@ class Shapes:
         return np.concatenate([rows[:, :1] * (residuals @ self.outcome.levels), each], axis=1)
 
     def _moments(self, functions: Floats, labels: Floats) -> Floats:
-        residuals = self.outcome.residuals(np.zeros((len(functions), len(self.outcome.levels))), labels)
+        residuals = self.outcome.residuals(np.repeat(self._first_outputs, len(functions), axis=0), labels)
         rows = shortened(np.concatenate([np.ones((len(functions), 1)), functions], axis=1), self._usual)
         parts = (self._gradient(rows, residuals), rows, products(rows[:, 1:], MOST_CORRELATED))
         return np.concatenate([part / scale for part, scale in zip(parts, self._first_scales, strict=True)], axis=1)
@@ -273,7 +278,7 @@ class Shapes:
             **state, "centre": centre, "basis": basis, "gains": gains, "moments": moments,
             "prior": gains / variances * max(float(np.trace(moments)), 1e-6) / _PRIOR,
             "precision": np.zeros(q), "noisy": np.zeros(q), "informed": np.zeros((q, contrasts)),
-            "coefficients": np.zeros((q, contrasts)), "intercept": np.zeros(levels), "level_precision": np.zeros(levels),
+            "coefficients": np.zeros((q, contrasts)), "intercept": self.outcome.start, "level_precision": np.zeros(levels),
             "level_informed": np.zeros(levels),
         }  # fmt: skip
         error = noise * scales[0]
@@ -288,7 +293,7 @@ class Shapes:
         prior = float(variances.sum()) / _PRIOR / variances
         gains = np.ones(len(variances))
         reach = float(self._first_reach)
-        curvature = self.outcome.information(np.zeros((1, len(self.outcome.levels))))[0]
+        curvature = self.outcome.information(self._first_outputs)[0]
         for _ in range(30 if noise else 0):
             information = self.rounds * (curvature / (noise * reach)) ** 2 / (1 + float(gains.sum()))
             information = max(information, 2 * float(prior.min()))
@@ -318,7 +323,8 @@ class Shapes:
         coefficients = informed * (whole / (whole + state["prior"]) / precision)[:, None]
         after = {
             **state, "level_precision": level_precision, "level_informed": level_informed, "precision": precision,
-            "informed": informed, "intercept": level_informed / (level_precision + 1 / _MEAN), "coefficients": coefficients,
+            "informed": informed, "intercept": (level_informed + self.outcome.start / _MEAN) / (level_precision + 1 / _MEAN),
+            "coefficients": coefficients,
             "noisy": noisy, "uncertain": _ROUGHLY / (certain + state["prior"]), "weights": state["basis"] @ coefficients,
         }  # fmt: skip
         return {**after, "radius": np.array([self._radius(after)])}

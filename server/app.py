@@ -142,8 +142,8 @@ def main(grid: Grid, context: Context) -> None:
         folder.add_flower_run(context.run_id)
         write_file(Path(config.out).expanduser().resolve() / LATEST, str(folder.path))
         _, summary = coordinate(hospitals, config, folder, resume=bool(config.resume), progress=_Logged())
-        if summary["posterior"] and summary["posterior"]["refused"]:
-            raise PolyclinicError(f"{summary['posterior']['refused']} What was spent is in {folder.statement_file}.")
+        if summary["analysis"] and summary["analysis"]["refused"]:
+            raise PolyclinicError(f"{summary['analysis']['refused']} What was spent is in {folder.statement_file}.")
     except PolyclinicError as error:
         log(ERROR, "Polyclinic: %s", error)
         # Flower prints it after its traceback, where people look.

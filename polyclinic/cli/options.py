@@ -4,16 +4,53 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from functools import wraps
+from pathlib import Path
 from typing import Annotated, Any, cast, get_type_hints
 
 import typer
 
+Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 Sets = Annotated[
     list[str] | None, typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key; repeatable.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Records:
+    """Where records of simulated hospitals are."""
+
+    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
+    data: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PLACE",
+            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; or a hospital.toml for "
+            "each hospital; repeatable.",
+        ),
+    ] = None
+    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
+    patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
+    site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
+    leave_out: Annotated[
+        list[str] | None, typer.Option(help="With --data: a column that is no feature; repeatable.")
+    ] = None
+    missing: Annotated[
+        list[str] | None,
+        typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
+    ] = None
+    schema: Annotated[
+        Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")
+    ] = None
+    mapping: Annotated[
+        Path | None, typer.Option(help="With --data and --schema: how the tables' columns become the schema's.")
+    ] = None
+    cohort: Annotated[
+        Path | None, typer.Option(help="With --data and --schema: the steps that choose the tables' rows.")
+    ] = None
+    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
 
 
 def with_options(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:

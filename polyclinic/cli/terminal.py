@@ -103,6 +103,16 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: 
     return made
 
 
+def fitting(headings: Sequence[str], rows: Iterable[Sequence[str]], screen: Console, most: int = 1000) -> int:
+    """How many columns fit the screen, from the first on, where text longer than ``most`` is folded at spaces; two at least."""
+    ends, fit = 0, 0
+    for heading, *cells in zip(headings, *rows, strict=True):
+        word = max(map(len, heading.split()), default=0)
+        ends += max(min(max(map(len, (heading, *cells))), most), word) + 2
+        fit += ends <= screen.width + 2
+    return max(fit, 2)
+
+
 def print_json(value: Any) -> None:
     sys.stdout.write(json.dumps(value, allow_nan=False) + "\n")
 

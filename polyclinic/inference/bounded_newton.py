@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from polyclinic.inference.families import PrivateFamily
-from polyclinic.inference.gauss_newton import MARGIN, WEIGHT, GaussNewton
+from polyclinic.inference.gauss_newton import MARGIN, WEIGHT, GaussNewton, Released
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.types import Arrays, Bools, Floats
 
@@ -48,6 +48,11 @@ class Regressed(Likelihood):
             pieces = self.family.pieces(y * np.exp(-spread), x @ coefficients * np.exp(-spread))
             densities.append(torch.from_numpy(pieces.loglik - spread))
         return torch.stack(densities)
+
+
+def is_hidden(released: Released) -> Bools:
+    """(k,) of which parameters the noise hides nearly all: their posterior is more than half as wide as the prior."""
+    return np.asarray(released.posterior.deviations > PRIOR / 2)
 
 
 @dataclass(frozen=True, eq=False)

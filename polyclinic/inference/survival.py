@@ -181,10 +181,9 @@ def log_rank(grid: Grid, strata: Sequence[Floats], noises: Sequence[float]) -> L
         observed, expected = observed + d.sum(axis=1), expected + (share * total).sum(axis=1)
         spread = np.maximum(total * (at_risk - total) / np.maximum(at_risk - 1, 0.5), 0.0)
         covariance += np.diag((share * spread).sum(axis=1)) - (share * spread) @ share.T
-        own = np.eye(groups)[:, :, None]
-        by_events, by_risk = own - share[:, None], (share[:, None] - own) * hazard
-        slopes = by_events @ grid.events[:ends] + by_risk @ grid.at_risk[:ends]
-        covariance += noise**2 * np.einsum("ghc,khc->gk", slopes, slopes)
+        for own in np.eye(groups)[:, :, None] if noise else ():  # one group's counts after another, for memory
+            slopes = (own - share) @ grid.events[:ends] + ((share - own) * hazard) @ grid.at_risk[:ends]
+            covariance += noise**2 * slopes @ slopes.T
     from scipy.stats import chi2  # takes a while to load
 
     off = (observed - expected)[:-1]

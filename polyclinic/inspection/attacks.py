@@ -158,7 +158,7 @@ def read_target(
 ) -> Target:
     """The run in ``path``, its folder or one that holds it alone.
 
-    Raises ConfigError when there is no finished run, and for one of real hospitals or of task posterior."""
+    Raises ConfigError when there is no finished run, and for one of real hospitals or of an analysis."""
     run = Run.open(path)
     simulation, summary = run.simulation("attack its configuration in a simulation"), run.summary()
     program = program_of(simulation.config)

@@ -25,6 +25,7 @@ _NOISY = (
     "within ± in 95 % of releases; how few patients were described is not in that."
 )
 _ROWS = "A patient with several rows counts once, by the mean of the numbers or the commonest category."
+_HIDDEN = " A dash: too few patients for this budget."
 _SMD = "SMD: standardised difference, of several groups the largest between two of them."
 
 
@@ -94,7 +95,8 @@ class Described:
             rows.append((f"{named}, median [Q1, Q3]", "", "", *medians, ""))
         headings = ("Variable", "Level", "Missing", "Overall", *groups, "SMD")
         end = len(headings) - (not compares)
-        return Table(name, title, headings[:end], tuple(row[:end] for row in rows), note=self._note(compares))
+        note = self._note(compares) + _HIDDEN * any("–" in cell for row in rows for cell in row)
+        return Table(name, title, headings[:end], tuple(row[:end] for row in rows), note=note)
 
     def _note(self, compares: bool) -> str:
         fewest, exact = self.answer["fewest"], self.answer["exact"]
@@ -118,7 +120,8 @@ def _count(figure: Mapping[str, Any]) -> str:
 
 
 def _level(level: Mapping[str, Any]) -> str:
-    return _count(level["count"]) + (f" ({_number(level['share'], 1, 100.0)} %)" if level["share"] else "")
+    share = f" ({_number(level['share'], 1, 100.0)} %)" if level["share"] else " (–)"
+    return _count(level["count"]) + (share if level["count"]["value"] is not None else "")
 
 
 def _digits(spread: Mapping[str, Any] | None) -> int:

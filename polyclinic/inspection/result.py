@@ -83,17 +83,17 @@ class RunResult:
         return dict(self.summary["privacy"])
 
     @property
-    def posterior(self) -> dict[str, Any]:
-        """What a run of task posterior found: ``parameters``, ``correlations`` and what they rest on.
-
-        Raises PolyclinicError, which says why, where there is none.
-        """
-        return self.folder.posterior()
-
-    @property
     def tables(self) -> dict[str, pd.DataFrame]:
         """The tables of an analysis by name, with all digits. Raises PolyclinicError, which says why, where there are none."""
         return {table["name"]: table_frame(table) for table in self.folder.analysis()["tables"]}
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """What an analysis has beside its tables, by name: what figures are drawn from, and of task posterior ``posterior``.
+
+        Raises PolyclinicError, which says why, where there are none.
+        """
+        return dict(self.folder.analysis()["numbers"])
 
     @property
     def statement(self) -> dict[str, Any]:

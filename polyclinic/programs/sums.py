@@ -56,7 +56,7 @@ class Sums(Program):
         config, method = self.config, self.method(schema)
         if method.rounds != config.rounds:
             raise ConfigError(
-                f"Configuration key 'rounds' has the value {config.rounds}, but the model {config.model!r} asks for "
+                f"Configuration key 'rounds' has the value {config.rounds}, but {self.called(schema)} asks for "
                 f"{method.rounds} sums, one a round; set rounds to {method.rounds}."
             )
         if config.secure.aggregation and getattr(method, "separate", False):

@@ -35,6 +35,8 @@ from polyclinic.types import Floats, Ints, Reals
 CERTAIN = 1.959963984540054
 QUARTILES = {"lower quartile": 0.25, "median": 0.5, "upper quartile": 0.75}
 _MOST_BINS = 1000
+# Half of an interval of a standardised difference, beyond which it says nothing: 0.1 is usually called unbalanced.
+_WIDEST = 1.0
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
@@ -245,10 +247,14 @@ class Cells:
         if total < max(fewest, CERTAIN * error, 1.0):
             return shown | dict.fromkeys(("mean", "sd", *QUARTILES))
         mean, variance = self.moments()
-        spread = estimate(variance, self.deviation(self.variance_weights(mean)) / total, 0.0)
+        low, high = self.column.bounds or (-math.inf, math.inf)
+        largest = (high - low) ** 2 / 4 * total / max(total - 1, 1.0)
+        spread = estimate(variance, self.deviation(self.variance_weights(mean)) / total, 0.0, largest)
         return shown | {
-            "mean": estimate(mean, self.deviation(self.values - mean) / total, *(self.column.bounds or ())),
-            "sd": {name: math.sqrt(end) for name, end in spread.items()} if spread["low"] or not error else None,
+            "mean": estimate(mean, self.deviation(self.values - mean) / total, low, high),
+            "sd": {name: math.sqrt(end) for name, end in spread.items()}
+            if spread and (spread["low"] or not error)
+            else None,
             **{name: self._quantile(level) for name, level in QUARTILES.items()},
         }
 
@@ -276,7 +282,7 @@ class Cells:
             levels[name] = {"count": shown, "share": None if shown["value"] is None else share}
         return levels
 
-    def _quantile(self, level: float) -> dict[str, float]:
+    def _quantile(self, level: float) -> dict[str, float] | None:
         """Of exact counts as ``numpy.quantile``; of noisy ones where a running sum that never falls reaches the level."""
         if not self.error:
             return estimate(float(np.quantile(np.repeat(self.values, np.rint(self.patients).astype(int)), level)), 0.0)
@@ -288,6 +294,8 @@ class Cells:
         # Within the interval the quantile may lie anywhere in the bins at its ends.
         first = max(int(np.argmax(excess + half >= 0)) - 1, 0)
         last = min(len(at) - int(np.argmax((excess - half <= 0)[::-1])), len(at) - 1)
+        if (first, last) == (0, len(at) - 1):
+            return None
         return {"value": value, "low": min(float(at[first]), value), "high": max(float(at[last]), value)}
 
 
@@ -317,18 +325,23 @@ def _size(columns: Sequence[Cells]) -> tuple[float, float]:
     return float(weights @ totals / weights.sum()), float(weights.sum() ** -0.5) if errors.all() else 0.0
 
 
-def estimate(value: float, error: float, least: float = -math.inf, most: float = math.inf) -> dict[str, float]:
-    """``value`` with the ends of its 95 % interval, from ``low`` to ``high``, all three from ``least`` to ``most``."""
+def estimate(value: float, error: float, least: float = -math.inf, most: float = math.inf) -> dict[str, float] | None:
+    """``value`` with the ends of its 95 % interval, from ``low`` to ``high``, all three from ``least`` to ``most``.
+
+    None where the interval is wider than from ``least`` to ``most``.
+    """
+    if 2 * CERTAIN * error > most - least:
+        return None
     ends = {"value": value, "low": value - CERTAIN * error, "high": value + CERTAIN * error}
     return {name: min(max(end, least), most) for name, end in ends.items()}
 
 
 def count(value: float, error: float, fewest: float) -> dict[str, float | None]:
     """The estimate of a count, or no value and what it is ``below``: ``fewest``, or where it may as well be noise."""
-    threshold = max(float(fewest), math.ceil(CERTAIN * error))
+    threshold, hidden = max(float(fewest), math.ceil(CERTAIN * error)), dict.fromkeys(("value", "low", "high"))
     if value < threshold and (error or value):
-        return {"value": None, "low": None, "high": None, "below": threshold}
-    return {**estimate(value, error, 0.0), "below": None}
+        return {**hidden, "below": threshold}
+    return {**(estimate(value, error, 0.0) or hidden), "below": None}
 
 
 def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
@@ -344,13 +357,14 @@ def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
 def standardised_difference(one: Cells, other: Cells) -> dict[str, float] | None:
     """How much larger ``other`` is by the common deviation: of means, with a sign, or of the shares of all categories, without.
 
-    None where the noise hides a group, or nothing varies. Austin 2009, Equations 1 and 2; Yang and Dalton 2012 for several
-    categories. The interval of shares has the length that noise reaches in 95 % (by two moments of a quadratic form), so that it
-    holds differences near 0 too.
+    None where the noise hides a group or the difference, or nothing varies. Austin 2009, Equations 1 and 2; Yang and Dalton 2012
+    for several categories. The interval of shares has the length that noise reaches in 95 % (by two moments of a quadratic form),
+    so that it holds differences near 0 too.
     """
     if any(part.observed[0] < max(2.0, CERTAIN * part.observed[1]) for part in (one, other)):
         return None
-    return _of_means(one, other) if _is_numeric(one.column) else _of_shares(one, other)
+    found = _of_means(one, other) if _is_numeric(one.column) else _of_shares(one, other)
+    return found if found and found["high"] - found["value"] <= _WIDEST else None
 
 
 def _of_means(one: Cells, other: Cells) -> dict[str, float] | None:

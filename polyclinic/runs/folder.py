@@ -353,26 +353,15 @@ class Run:
             raise ConfigError(f"{self.path} has no generator: the run stopped before there was one.")
         return load(self.synthesizer_file, layout)
 
-    def posterior(self) -> dict[str, Any]:
-        """What a run of task posterior found: ``parameters``, ``correlations`` and what they rest on.
-
-        Raises PolyclinicError, which says why, where there is none.
-        """
-        return self._ended("posterior", "of task posterior")
-
     def analysis(self) -> dict[str, Any]:
         """What an analysis ended in: ``title``, ``tables``, ``numbers`` and ``notes``.
 
         Raises PolyclinicError, which says why, where there is none.
         """
-        return self._ended("analysis", "of an analysis")
-
-    def _ended(self, part: str, kind: str) -> dict[str, Any]:
-        """A part of the summary. Raises PolyclinicError where the run has none, or refused it."""
-        ended: dict[str, Any] = getattr(self.summary(), part) or {"refused": f"{self.path} is not a run {kind}."}
-        if ended["refused"]:
-            raise PolyclinicError(ended["refused"])
-        return ended
+        analysis = self.summary().analysis or {"refused": f"{self.path} is not a run of an analysis."}
+        if analysis["refused"]:
+            raise PolyclinicError(analysis["refused"])
+        return analysis
 
     def simulation(self, instead: str) -> Simulation:
         """The run's simulated hospitals with their records, rebuilt from the configuration.
@@ -416,9 +405,6 @@ class Run:
             self.schema_file: schema.to_toml,
             self.statement_file: json_text(summary["statement"], indent=2),
         }
-        posterior = summary.get("posterior")
-        if posterior and posterior["finished"]:
-            files[self.path / "posterior.json"] = json_text(posterior | {"privacy": summary["privacy"]}, indent=2)
         if summary.get("analysis"):
             from polyclinic.runs.tables import analysis_files
 

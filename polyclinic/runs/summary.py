@@ -89,7 +89,6 @@ class Summary(_Part):
     private_metrics: Record | None = None
     privacy: Privacy = Privacy()
     synthesis: Record | None = None
-    posterior: Record | None = None
     analysis: Record | None = None
     model_sha256: str | None = None
     seconds: Number = None

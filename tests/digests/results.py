@@ -56,7 +56,7 @@ def run(options: Mapping[str, Any], folder: Path, progress: Progress | None = No
 
 
 def results(run: RunResult) -> dict[str, Any]:
-    """``{"digest", "sketch"}`` of the run's arrays, rounds, synthetic rows and posterior; its charges; its epsilon.
+    """``{"digest", "sketch"}`` of the run's arrays, rounds, synthetic rows and tables; its charges; its epsilon.
 
     Rows have no sketch: one number rounded otherwise changes which patient is drawn.
     """
@@ -70,9 +70,13 @@ def results(run: RunResult) -> dict[str, Any]:
             synthesize(run.path, 200, Path(folder) / "rows.csv")
             rows = pd.read_csv(Path(folder) / "rows.csv").apply(lambda column: pd.to_numeric(column, errors="coerce"))
         parts["rows"] = {str(name): rows[name].to_numpy(np.float64) for name in rows}
-    if run.summary.get("posterior"):
-        parameters = pd.json_normalize(run.posterior["parameters"]).select_dtypes("number")
-        parts["posterior"] = {str(name): parameters[name].to_numpy(np.float64) for name in parameters}
+    if run.summary["analysis"]:
+        parts["tables"] = {
+            f"{name} {column}": cells.to_numpy(np.float64)
+            for name, table in run.tables.items()
+            for column in table
+            if len(cells := pd.to_numeric(table[column], errors="coerce").dropna())
+        }
     charges = [
         (site, event["round"], event["purpose"], _rounded(event["event"]))
         for site, statement in sorted(run.statement["sites"].items())

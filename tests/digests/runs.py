@@ -30,6 +30,8 @@ _POSTERIOR: Options = {
     "posterior.columns": "age, male, controlled",
     "privacy.epsilon": 5.0,
 }
+_SURVIVAL: Options = {"dataset": "tests.programs.survival_cohorts:rossi", "privacy.patients-per-site": 140}
+_ANALYSIS: Options = {"dataset": "trial", "privacy.epsilon": 5.0, "rounds": 4, "privacy.patients-per-site": 180}
 
 #: What each run sets beside the defaults.
 RUNS: dict[str, Options] = {
@@ -83,6 +85,24 @@ RUNS: dict[str, Options] = {
             "synthesis.options": "transforms=2, hidden=8",
         },
         "posterior": _POSTERIOR,
+        "shape functions": {"model": "ebm", "data.standardise": "public"},
+        "regression": {**_ANALYSIS, "task": "regression", "task-options": "formula=controlled ~ age + male"},
+        "survival": {**_ANALYSIS, **_SURVIVAL, "task": "survival", "rounds": 1},
+        "cox": {
+            **_ANALYSIS,
+            **_SURVIVAL,
+            "task": "cox",
+            "task-options": "terms=prio, intervals=3",
+            "privacy.epsilon": 20.0,
+        },
+        "components": {
+            **_ANALYSIS,
+            "task": "components",
+            "rounds": 2,
+            "task-options": {"columns": "age, male, diabetes"},
+        },
+        "clusters": {**_ANALYSIS, "task": "clusters"},
+        "effect": {**_ANALYSIS, "task": "effect", "task-options": "treatment=intensive, covariates=age+male"},
         "posterior by a flow": {**_POSTERIOR, "posterior.options": "method=flow, draws=4, hidden=4"},
     }.items()
 }

@@ -1,4 +1,4 @@
-"""Every kind of run gives what it gave: models, charges, synthetic rows, posteriors and epsilon, from table.json."""
+"""Every kind of run gives what it gave: models, charges, synthetic rows, tables and epsilon, from table.json."""
 
 from pathlib import Path
 

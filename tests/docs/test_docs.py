@@ -11,10 +11,14 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
+from polyclinic import Federation
+from polyclinic.inspection.result import RunResult
+from polyclinic.runs.folder import Run
 from tests.flower.foreign import app_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -158,14 +162,22 @@ def pages_under_test(items: list[pytest.Item]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def problems(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def folders() -> dict[str, Path]:
+    """Where each page was run."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def problems(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, folders: dict[str, Path]
+) -> dict[str, str]:
     """What went wrong, by page; every page that a test is of is run in an empty folder of its own."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "NO_COLOR": "1", "OMP_NUM_THREADS": "1"}
     todo = {}
     for page in pages_under_test(request.session.items):
         if found := steps(page):
-            folder = tmp_path_factory.mktemp("page")
+            folder = folders[page] = tmp_path_factory.mktemp("page")
             prepare(page, folder, environment)
             todo[page] = (str(folder), found)
     result = tmp_path_factory.mktemp("result") / "problems.json"
@@ -183,6 +195,68 @@ def test_everything_that_a_page_shows_runs(page: str, problems: dict[str, str]) 
     if missing := missing_records(page):
         pytest.skip(missing)
     assert page not in problems, problems[page]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/tutorials/trial-statistician.md"])
+def test_everything_that_the_trial_statistician_reads_is_what_the_commands_find(
+    page: str, problems: dict[str, str], folders: dict[str, Path], tmp_path: Path
+) -> None:
+    if missing := missing_records(page):
+        pytest.skip(missing)
+    assert page not in problems, problems[page]
+    runs = sorted(Run.all_in(folders[page] / "runs"), key=lambda run: run.name)
+    regression, meta, survival, cox, stroke, dead, adjusted = (RunResult.read(run.path) for run in runs)
+
+    def exact(result: RunResult) -> RunResult:
+        """The same run without privacy, of hospitals that may answer it."""
+        config = result.folder.config()
+        keys = {
+            "privacy.dp": False,
+            "partitioner": config.partitioner,
+            "data.label": config.data.label,
+            "pictures": False,
+        }
+        federation = Federation.from_dataset(config.dataset, out=str(tmp_path))
+        return federation.run(task=config.task, task_options=config.task_options, **keys)
+
+    def within(values: Iterable[float], form: str) -> str:
+        value, low, high = (f"{each:{form}}".replace("-", "−") for each in values)
+        return f"{value} ({low} to {high})"
+
+    shown = [f"all {len(regression.sites)} hospitals add their noise together"]
+    sides = [result.tables["ratios"].set_index("Term") for result in (exact(regression), regression)]
+    for term, name, form in (
+        ("rxasp[T.Y]", "aspirin", ".2f"), ("age", "a year of age", ".3f"), ("C(sex)[T.M]", "male", ".2f"),
+        ("rconsc[T.D]", "drowsy, beside fully alert", ".1f"),
+    ):  # fmt: skip
+        shown.append(f"| {name} | {' | '.join(within(side.loc[term], form) for side in sides)} |")
+    shown.append(f"| unconscious | {within(sides[0].loc['rconsc[T.U]'], '.0f')} | nothing can be said |")
+    assert "rconsc[T.U]" not in sides[1].index
+    spread = meta.tables["heterogeneity"].set_index("Term")["I²"]
+    shown.append(
+        f"On aspirin they do (I² is {spread['rxasp[T.Y]']:.0f}), on age less ({spread['age']:.0%})".replace("%", " %")
+    )
+    alive = survival.tables["survival"].set_index(["Group", "Until (days)"])["Survival"] * 100
+    shown += [
+        f"After 14 days {alive['N', 14]:.1f} % are alive of those without aspirin and {alive['Y', 14]:.1f} % of those with it, "
+        f"after 180 days {alive['N', 180]:.1f} % and {alive['Y', 180]:.1f} %; the log-rank test has p = "
+        f"{survival.summary['analysis']['numbers']['log-rank']['p']:.2f}."
+    ]
+    ratio = cox.tables["ratios"].set_index("Term")
+    of_age = within(ratio.loc["age"], ".2f")
+    shown.append(f"hazard ratio is {within(ratio.loc['rxasp[T.Y]'], '.2f')}, that of a year of age {of_age}")
+    for outcome, result, form in (("14 days | 2.8, 3.9", stroke, ".2f"), ("at 6 months | 62.2, 63.5", dead, ".1f")):
+        (risk, *_), (other, *_), own = 100 * result.tables["effect"].iloc[:3, 1:4].to_numpy()
+        free = 100 * exact(result).tables["effect"].iloc[2, 1:4].to_numpy(float)
+        shown.append(f"{outcome} | {risk:{form}}, {other:{form}}, {within(own, '.2f')} | {within(free, '.2f')} |")
+    own, simple = (100 * result.tables["effect"].iloc[2, 1:5].to_numpy(float) for result in (adjusted, dead))
+    shown.append(
+        f"The difference is {within(own[:3], '.2f').replace(' (', ' % (')}: its standard error falls from {simple[3]:.2f} % to "
+        f"{own[3]:.2f} %"
+    )
+    text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    assert not [part for part in shown if part not in text]
 
 
 def test_the_tutorials_have_something_to_run() -> None:

@@ -175,6 +175,7 @@ ANALYSED = {
         {"label": "age", "kind": "heading"}, {"label": "North", "kind": "hospital", "estimate": 0.1, "low": -0.2, "high": 0.4},
         {"label": "Random effects", "kind": "pooled", "estimate": 0.2, "low": 0.1, "high": 0.3},
     ]},
+    "posterior": {"parameters": {"age": {"mean": 0.4, "sd": 0.1, "low": 0.2, "high": 0.6, "inflation": 1.5}}},
     "scree": {"eigenvalues": [2.0, 0.5, 0.1], "floor": 0.2},
     "loadings": {
         "names": ["age", "bmi"], "values": [[0.8, 0.6], [-0.6, 0.8]], "spread": [[0.1, 0.1], [0.1, 0.1]], "explained": [0.7, 0.3],
@@ -199,7 +200,7 @@ def test_each_figure_of_an_analysis_is_drawn_on_the_axes_that_are_given(name: st
         draw_figure({"metrics": {"sites": {}}}, table(3), name)
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if name != "posterior" and name not in ANALYSES])
+@pytest.mark.parametrize("name", [name for name in FIGURES if name not in ANALYSES])
 def test_each_figure_is_drawn_on_the_axes_that_are_given(told: dict[str, Any], name: str) -> None:
     figure = Figure()
     left, right = figure.subplots(1, 2)

@@ -145,6 +145,20 @@ def test_terms_that_follow_from_others_are_no_result(formula: str, said: str) ->
         method.fit(state)
 
 
+def test_a_fit_that_lost_hospitals_says_so() -> None:
+    method, whole = method_of("logistic"), rows(TABLE)
+    state: Arrays = {}
+    for number in range(1, method.rounds + 1):
+        z = whole[: len(whole) // 3] if number % 2 else whole[len(whole) // 3 :]
+        asked = method.question(number, state)
+        each = method.contributions(number, asked, z, np.arange(len(z)), len(z))
+        state = method.absorb(number, state | {"patients": np.array([float(len(z))])}, each.mean(axis=0), 0.0)
+    with pytest.raises(
+        DataError, match=f"hospitals were lost, so that some rounds are of {len(whole) // 3:,} patients and"
+    ):
+        method.fit(state)
+
+
 def test_a_hospital_keeps_what_rests_on_few_of_its_patients() -> None:
     method, z = method_of("logistic"), rows(TABLE)
     question = method.question(1, {})

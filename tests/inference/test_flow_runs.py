@@ -73,9 +73,9 @@ def test_a_patients_vector_is_the_gradient_of_the_expected_log_density_by_the_cl
 
 def test_one_hospital_split_in_three_gives_the_same_and_goes_on_the_same(run: Run) -> None:
     whole, split = (run(privacy={"dp": False}, sites=sites, partitioner="iid") for sites in (1, 3))
-    for name, row in whole.posterior["parameters"].items():
-        assert split.posterior["parameters"][name] == pytest.approx(row, rel=1e-6)
-    assert run(privacy={"dp": False}, partitioner="iid").posterior == split.posterior
+    for name, row in whole.numbers["posterior"]["parameters"].items():
+        assert split.numbers["posterior"]["parameters"][name] == pytest.approx(row, rel=1e-6)
+    assert run(privacy={"dp": False}, partitioner="iid").numbers["posterior"] == split.numbers["posterior"]
 
 
 def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run: Run) -> None:
@@ -86,10 +86,10 @@ def test_every_step_is_charged_and_the_report_says_what_intervals_leave_out(run:
             epsilon(calibrate(result.config).total_event, result.config.privacy.delta), rel=1e-6
         )
         assert site["epsilon"] <= 5.0
-    written = json.loads((result.path / "posterior.json").read_text())
+    written = json.loads((result.path / "analysis.json").read_text())["numbers"]["posterior"]
     assert written["method"] == "flow" and all("inflation" not in row for row in written["parameters"].values())
     page = (result.path / "report.html").read_text()
-    assert "Intervals do not count the noise of the steps" in page and "Widened by privacy" not in page
+    assert "They do not count the noise of the steps" in page and "Widened" not in page
     assert any("Algorithm 2" in note for note in result.summary["notes"])
 
 

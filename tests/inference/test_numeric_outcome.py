@@ -37,7 +37,7 @@ def run(out: Path, **options: object) -> RunResult:
 
 
 def test_without_privacy_it_is_bayesian_linear_regression_of_all_patients(tmp_path: Path) -> None:
-    posterior = run(tmp_path, privacy={"dp": False}).posterior
+    posterior = run(tmp_path, privacy={"dp": False}).numbers["posterior"]
     table = records()
     design = np.column_stack([np.ones(900), (table.age - 50) / 25, table.male])
     outcome = (table.stay - 15) / 7.5
@@ -52,7 +52,7 @@ def test_without_privacy_it_is_bayesian_linear_regression_of_all_patients(tmp_pa
 def test_under_privacy_the_truth_is_in_the_intervals(tmp_path: Path) -> None:
     result = run(tmp_path, privacy={"epsilon": 8.0})
     truth = {"intercept": (3 + 5 - 15) / 7.5, "age": 0.1 * 25 / 7.5, "male": 2 / 7.5}
-    for name, row in result.posterior["parameters"].items():
+    for name, row in result.numbers["posterior"]["parameters"].items():
         assert abs(row["mean"] - truth[name]) < 4 * row["sd"], name
     assert result.privacy["epsilon"] <= 8.0
 

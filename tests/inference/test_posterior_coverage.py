@@ -68,14 +68,17 @@ def posterior(seed: int) -> dict[str, Any]:
     )
     with tempfile.TemporaryDirectory() as home, Federation._grid(config) as grid:
         outcome = federate(grid, config, "run", Places(Path(home)))
-    return dict(statement_of(outcome)["posterior"])
+    return dict(statement_of(outcome)["analysis"])
 
 
 @pytest.mark.slow
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     found = [posterior(seed) for seed in range(40)]
-    assert all(one["finished"] for one in found)
-    rows = [[(row["low"], row["high"], row["inflation"]) for row in one["parameters"].values()] for one in found]
+    assert not any(one["refused"] for one in found)
+    rows = [
+        [(row["low"], row["high"], row["inflation"]) for row in one["numbers"]["posterior"]["parameters"].values()]
+        for one in found
+    ]
     low, high, wider = np.moveaxis(np.array(rows), 2, 0)
     held = (low < TRUTH) & (high > TRUTH)
     # 160 intervals: four standard errors, or one in some thousand runs of this test, if seeds were not fixed.

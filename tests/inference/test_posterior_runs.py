@@ -58,7 +58,7 @@ def tables(config: RunConfig) -> list[np.ndarray]:
 
 def numbers(result: RunResult) -> np.ndarray:
     """(k, 2) means and standard deviations."""
-    return np.array([[row["mean"], row["sd"]] for row in result.posterior["parameters"].values()])
+    return np.array([[row["mean"], row["sd"]] for row in result.numbers["posterior"]["parameters"].values()])
 
 
 def test_it_is_the_librarys_and_one_hospital_split_in_three_gives_the_same(run: Run) -> None:
@@ -72,10 +72,12 @@ def test_it_is_the_librarys_and_one_hospital_split_in_three_gives_the_same(run: 
         expected = np.column_stack([found.posterior.mean, found.posterior.deviations])
         np.testing.assert_allclose(numbers(split), expected, rtol=1e-9)
         above = np.triu_indices(len(expected), 1)
-        assert np.allclose(np.array(split.posterior["correlations"])[above], found.posterior.correlations, atol=1e-9)
+        assert np.allclose(
+            np.array(split.numbers["posterior"]["correlations"])[above], found.posterior.correlations, atol=1e-9
+        )
         assert sum(map(len, tables(whole.config))) == sum(map(len, tables(split.config)))
         np.testing.assert_allclose(numbers(whole), numbers(split), rtol=1e-6)
-        assert split.posterior["patients"] == sum(map(len, tables(split.config)))
+        assert split.numbers["posterior"]["patients"] == sum(map(len, tables(split.config)))
 
 
 def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> None:
@@ -85,14 +87,15 @@ def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> N
         assert [event["purpose"] for event in site["events"]] == ["statistics", *["train"] * 8]
         assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
         assert site["epsilon"] <= 20.0
-    written = json.loads((result.path / "posterior.json").read_text())
+    written = json.loads((result.path / "analysis.json").read_text())
     assert written["privacy"]["epsilon"] == result.privacy["epsilon"]
-    assert written["parameters"] == result.posterior["parameters"]
+    written = written["numbers"]["posterior"]
+    assert written["parameters"] == result.numbers["posterior"]["parameters"]
     assert written["columns"]["age"] == {"centre": 65.0, "scale": 12.5, "unit": "years"}
     page = (result.path / "report.html").read_text()
-    assert "Widened by privacy" in page and not any(word in page for word in ("AUROC", "held-out patients. In this"))
+    assert "Widened" in page and not any(word in page for word in ("AUROC", "held-out patients. In this"))
     assert (result.path / "plots" / "posterior.svg").is_file()
-    wide = [row["inflation"] for row in result.posterior["parameters"].values()]
+    wide = [row["inflation"] for row in result.numbers["posterior"]["parameters"].values()]
     assert all(1.0 < one < 2.0 for one in wide)
     exact = numbers(run(privacy={"dp": False}))
     assert (np.abs(numbers(result) - exact)[:, 0] < 3 * exact[:, 1]).all()
@@ -109,10 +112,11 @@ def test_every_sum_and_the_count_are_charged_and_the_file_says_so(run: Run) -> N
 def test_every_way_of_collecting_gives_the_posterior(run: Run, options: dict[str, Any]) -> None:
     result, plain = run(**options), run()
     if options == {"workers": 2}:
-        assert result.posterior == plain.posterior
+        assert result.numbers["posterior"] == plain.numbers["posterior"]
     else:
         widened = [
-            np.array([row["inflation"] for row in one.posterior["parameters"].values()]) for one in (result, plain)
+            np.array([row["inflation"] for row in one.numbers["posterior"]["parameters"].values()])
+            for one in (result, plain)
         ]
         assert np.allclose(*widened, rtol=0.02) if len(options) == 1 else (widened[0] < widened[1]).all()
         exact = numbers(run(privacy={"dp": False}))
@@ -135,7 +139,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_posterior(run: Run) -> None:
     with pytest.raises(Stopped):
         run(progress=watcher)
     again = Federation.resume(watcher.folder)
-    assert again.posterior == whole.posterior and again.privacy["epsilon"] == whole.privacy["epsilon"]
+    assert (
+        again.numbers["posterior"] == whole.numbers["posterior"]
+        and again.privacy["epsilon"] == whole.privacy["epsilon"]
+    )
 
 
 def test_hospitals_that_are_away_leave_the_mean_of_those_that_are_there(run: Run, tmp_path: Path) -> None:
@@ -147,7 +154,7 @@ def test_hospitals_that_are_away_leave_the_mean_of_those_that_are_there(run: Run
     others = fit(method, tables(config)[:2], 0.0, generator(0, "none")).posterior
     np.testing.assert_allclose(numbers(found)[:, 1], others.deviations, rtol=0.02)
     assert (np.abs(numbers(found)[:, 0] - others.mean) < 0.1 * others.deviations).all()
-    assert found.posterior["patients"] == sum(map(len, tables(config)[:2]))
+    assert found.numbers["posterior"]["patients"] == sum(map(len, tables(config)[:2]))
 
 
 class Clocked(Likelihood):
@@ -254,15 +261,15 @@ def test_steps_that_do_not_settle_leave_the_bill_and_no_posterior(
     assert "did not settle" in said.err and "ledger.json" in said.err
     (folder,) = tmp_path.iterdir()
     told = json.loads(said.out)
-    assert told["posterior"]["finished"] is False and "parameters" not in told["posterior"]
+    assert "did not settle" in told["analysis"]["refused"] and not told["analysis"]["numbers"]
     assert json.loads((folder / "ledger.json").read_text())["sites"]["hospital-1"]["epsilon"] > 0
-    assert not (folder / "posterior.json").exists() and "There is no result." in (folder / "report.html").read_text()
+    assert not (folder / "analysis.json").exists() and "There is no result." in (folder / "report.html").read_text()
     monkeypatch.setattr("sys.argv", ["polyclinic", "show", str(folder)])
     with pytest.raises(SystemExit) as shown:
         main()
     assert not shown.value.code and "did not settle" in capsys.readouterr().out
     with pytest.raises(PolyclinicError, match="did not settle"):
-        RunResult.read(folder).posterior  # noqa: B018
+        RunResult.read(folder).numbers  # noqa: B018
 
 
 POLICY = 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["posterior"]\n'

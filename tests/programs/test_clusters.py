@@ -143,6 +143,8 @@ def test_spheres_lie_apart_and_follow_the_seed() -> None:
     assert distances.min() > 1 and np.abs(centres).max() <= 1.5
     np.testing.assert_array_equal(centres, packed_centres(5, 3, 1))
     assert not np.array_equal(centres, packed_centres(5, 3, 2))
+    many = packed_centres(100, 2, 0)
+    assert np.linalg.norm(many[:, None] - many, axis=2)[np.triu_indices(100, 1)].min() > 0.2
 
 
 @pytest.mark.parametrize(

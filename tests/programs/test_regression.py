@@ -22,8 +22,9 @@ HOSPITALS = ("a", "b", "c", "d")
 
 
 def __getattr__(name: str) -> Dataset:
-    """``made_up``: four hospitals of the tests' records; ``few``: of which the last has three patients of the west."""
-    if name not in ("made_up", "few"):
+    """``made_up``: four hospitals of the tests' records; ``few``: of which the last has three patients of the west;
+    ``rare``: of whom there are three in all."""
+    if name not in ("made_up", "few", "rare"):
         raise AttributeError(name)
     columns = [column for column in SCHEMA.columns if column.name not in ("ward", "grade")]
     schema = Schema(
@@ -34,18 +35,16 @@ def __getattr__(name: str) -> Dataset:
     )  # fmt: skip
     return Dataset(
         name=name, title="Made up", description="Made up.", schema=schema, licence="Apache-2.0", citation="none", patients=1500,
-        rows=1500, default_sites=4, default_partitioner="natural", load=lambda: table(name == "few"), available=lambda: True,
+        rows=1500, default_sites=4, default_partitioner="natural", load=lambda: table(name), available=lambda: True,
         natural_sites=HOSPITALS, simulated=True,
     )  # fmt: skip
 
 
-def table(few: bool = False) -> pd.DataFrame:
+def table(name: str = "made_up") -> pd.DataFrame:
     table = records()
     table = table.assign(hospital=np.array(HOSPITALS, object)[table["hospital"]], patient=np.arange(len(table)))
-    if few:
-        west = table.index[(table["hospital"] == "d") & (table["region"] == "west")]
-        table = table.drop(index=west[3:])
-    return table
+    west = table.index[(table["region"] == "west") & ((name == "rare") | (table["hospital"] == "d"))]
+    return table if name == "made_up" else table.drop(index=west[3:])
 
 
 def run(out: Path, data: str = "made_up", keys: Mapping[str, Any] | None = None, **options: Any) -> dict[str, Any]:
@@ -139,6 +138,14 @@ def test_a_hospital_with_few_patients_of_a_term_drops_out_and_the_others_go_on(t
     assert column(run(tmp_path / "least", "few", least=3), "fit", "Value")["Rows"] == str(whole + int(
         table(few=True).dropna(subset=["age", "region"]).query("hospital == 'd'").shape[0]
     ))  # fmt: skip
+
+
+def test_a_term_that_noise_hides_has_a_dash_and_the_others_their_numbers(tmp_path: Path) -> None:
+    keys = {"privacy.dp": True, "privacy.epsilon": 10.0, "secure.aggregation": True, "secure.shared-noise": True}
+    ended = run(tmp_path, "rare", keys)
+    hidden = {name for name, value in column(ended, "coefficients", "Estimate").items() if value is None}
+    assert hidden == {"C(region)[T.west]"} and all(column(ended, "ratios", "Low").values())
+    assert "The noise hides C(region)[T.west]" in " ".join(ended["notes"])
 
 
 @pytest.mark.parametrize("shared", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["own", "shared"])

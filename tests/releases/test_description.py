@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import Any
 
@@ -239,6 +240,19 @@ def test_hospitals_are_compared_from_the_same_answers() -> None:
     shown = concluded.figures["between_hospitals"]["age"]
     assert shown["groups"] == ["north", "south"] and 0 < shown["low"] < shown["value"] < shown["high"]
     assert all(value(site["columns"]["age"]["overall"]["mean"]) for site in concluded.by_site)
+
+
+def test_what_may_be_anything_is_a_dash() -> None:
+    """Noise of 30 beside one patient of each age: the median may be at any age."""
+    age, died = (next(column for column in SCHEMA.columns if column.name == name) for name in ("age", "died"))
+    ages = Cells(age, np.arange(0.5, 120.0), np.full(120, 1.0), 0.0, 30.0, 0.0, 1.0)
+    assert ages.observed[0] > 1.96 * ages.observed[1]  # how many patients there are is known
+    figures = ages.figures(120.0, 5)
+    assert figures["median"] is figures["sd"] is None and figures["mean"] is not None
+    shares = Cells(died, np.arange(2.0), np.array([45.0, 50.0]), 0.0, 20.0, 0.0, 0.0)
+    assert shares.figures(95.0, 5)["levels"]["1"]["share"] is not None
+    most = dataclasses.replace(shares, error=40.0, patients=np.array([100.0, 1.0])).figures(101.0, 5)["levels"]
+    assert most["0"]["count"]["value"] == 100.0 and most["0"]["share"] is None
 
 
 def test_a_difference_of_one_hidden_group_is_undefined() -> None:

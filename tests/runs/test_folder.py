@@ -61,8 +61,8 @@ def test_a_simulation_is_rebuilt_as_the_run_dealt_it(run: Run) -> None:
 def test_what_a_run_does_not_have_is_said_in_a_sentence(run: Run) -> None:
     with pytest.raises(ConfigError, match="task 'classification', which has no generator"):
         run.synthesizer()
-    with pytest.raises(PolyclinicError, match="is not a run of task posterior"):
-        run.posterior()
+    with pytest.raises(PolyclinicError, match="is not a run of an analysis"):
+        run.analysis()
     told = run.summary_json()
     for change, said in (
         ({"version": 2}, "'version': Input should be 1, got 2"),

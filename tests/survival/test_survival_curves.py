@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -91,6 +93,26 @@ def test_several_groups_and_strata_are_compared_as_r_does() -> None:
     assert [ours.statistic, ours.p] == pytest.approx([statistic, p]) and ours.freedom == 2
     with pytest.raises(ValueError, match="two of them"):
         log_rank(grid, [counts(grid, time, event)], [0.0])
+
+
+def test_noise_adds_to_the_variance_of_the_test_as_redrawn_noise_does() -> None:
+    """Of three groups: the mean of squared standardised differences is that of chi-squared where there is noise alone."""
+    rng, grid = np.random.default_rng(0), Grid(np.arange(1.0, 6.0))
+    whole = np.full((3, grid.size), 400.0)
+    still = log_rank(grid, [whole], [0.0]).statistic
+    drawn = [log_rank(grid, [whole + 100 * rng.standard_normal(whole.shape)], [100.0]).statistic for _ in range(300)]
+    # Sampling counts in the variance too, and here nobody is sampled.
+    assert still == pytest.approx(0, abs=1e-9) and 1.5 < np.mean(drawn) < 2.1
+
+
+@pytest.mark.slow
+def test_fifty_groups_on_two_thousand_intervals_fit_into_memory() -> None:
+    grid = Grid(np.arange(1.0, 2001.0))
+    tables = [np.random.default_rng(0).poisson(2, (50, grid.size)).astype(float)]
+    tracemalloc.start()
+    assert log_rank(grid, tables, [0.1]).freedom == 49
+    assert tracemalloc.get_traced_memory()[1] < 600e6
+    tracemalloc.stop()
 
 
 def test_patients_who_are_censored_inside_an_interval_are_at_risk_in_half_of_it() -> None:

@@ -10,8 +10,9 @@ import typer
 
 from polyclinic.cli.nodes import deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
-from polyclinic.cli.options import Sets
+from polyclinic.cli.options import Config, Sets
 from polyclinic.cli.terminal import Json, answer, assignments, loading, say
+from polyclinic.toml import read_toml
 
 if TYPE_CHECKING:
     from polyclinic.deployment.coordinator import Coordinator
@@ -169,6 +170,7 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 @app.command()
 def submit(
     folder: Folder,
+    config: Config = None,
     sets: Sets = None,
     stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
     app_dir: Annotated[
@@ -186,10 +188,13 @@ def submit(
 ) -> None:
     """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
     with loading():
+        from polyclinic.config import SECTIONS
+        from polyclinic.config.keys import flat_keys
         from polyclinic.deployment.submitting import submit as send
 
+    given = flat_keys(read_toml(config, "configuration file") if config else {}, SECTIONS) | assignments(sets)
     result: dict[str, Any] = send(
-        _read(folder), assignments(sets), stream, app_dir, address, lambda line: say(line, errors=as_json), resume
+        _read(folder), given, stream, app_dir, address, lambda line: say(line, errors=as_json), resume
     )
     answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
 

@@ -9,7 +9,10 @@ import typer
 
 from polyclinic.cli.options import with_options
 from polyclinic.cli.records.target import TargetOptions, print_dropouts
-from polyclinic.cli.terminal import Json, console, loading, print_json, say, styled, table
+from polyclinic.cli.terminal import Json, console, fitting, loading, print_json, say, styled, table
+
+# A cell of figures with their noise is folded to so many letters.
+_FOLDED = 10
 
 
 @with_options(TargetOptions)
@@ -53,10 +56,13 @@ def describe(
         print_json(described.answer)
     else:
         shown = described.tables[0]
-        style = "yellow" if described.answer["exact"] else "dim"
+        style, screen, columns = "yellow" if described.answer["exact"] else "dim", console(), len(shown["columns"])
+        fit = fitting(shown["columns"], shown["shown"], screen, _FOLDED)
+        rest = f"{columns - fit} more columns are in {out / 'tables' / shown['name']}.csv."
         say(
-            table(shown["columns"], shown["shown"], ("Level",)),
+            table(shown["columns"][:fit], [row[:fit] for row in shown["shown"]], ("Level",)),
             *styled(style, shown["note"]),
+            *[rest] * (fit < columns),
             f"Tables: {out / 'tables'}",
         )
         print_dropouts(console(), described.answer)

@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from polyclinic.cli.terminal import loading, say
+from polyclinic.cli.options import Records, Sets
+from polyclinic.cli.terminal import assignments, loading, say
 from polyclinic.errors import ConfigError, without_name
 
 if TYPE_CHECKING:
     from polyclinic.asking import Target
+    from polyclinic.config import RunConfig
     from polyclinic.deployment.asking import Coordinated
+
+# Keys, or how they begin, that say whose records simulated hospitals have.
+_OF_RECORDS = (
+    "dataset", "partitioner", "alpha", "sites", "seed", "timeout", "split.", "data.label", "data.schema-file", "privacy.delta",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetOptions:
+class TargetOptions(Records):
     """The options by which a command names whom it asks."""
 
-    dataset: Annotated[str | None, typer.Option(help="Simulation: dataset by name.", show_default=False)] = None
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Simulation: your own tables, as `polyclinic run` takes them; repeatable.",
-            show_default=False,
-        ),
-    ] = None
-    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.", show_default=False)] = (
-        None
-    )
-    patient: Annotated[
-        str | None, typer.Option(help="With --data: the column that names the patient.", show_default=False)
-    ] = None
-    site: Annotated[
-        str | None, typer.Option(help="With --data, one file: the column that names the hospital.", show_default=False)
-    ] = None
+    sets: Sets = None
     schema_file: Annotated[
         str, typer.Option(help="Simulation: schema or draft; the dataset's own by default.", show_default=False)
     ] = ""
-    sites: Annotated[int, typer.Option(help="Simulation: number of hospitals; 0 is the dataset's own.")] = 0
-    seed: Annotated[int, typer.Option(help="Simulation: seed of the split and the noise.")] = 0
+    seed: Annotated[
+        int | None, typer.Option(help="Simulation: seed of the split and the noise; 0.", show_default=False)
+    ] = None
     ledger: Annotated[
         Path | None,
         typer.Option(
@@ -89,17 +80,13 @@ class TargetOptions:
         if self.dataset is None and not self.data:
             for name, value in {**options, **more}.items():
                 if value not in (None, 0, ""):
-                    option = name.replace("_", "-")
+                    option = {"sets": "set"}.get(name, name.replace("_", "-"))
                     raise ConfigError(f"--{option} is for a simulation; real hospitals' files and policies decide.")
         with loading():
-            from polyclinic.asking import real, simulated
+            from polyclinic.asking import real, simulated_by
 
         if self.dataset is not None or self.data:
-            dataset, more_keys = self._records()
-            return simulated(
-                dataset, self.ledger or new_ledger(), relation=self.relation, budget=self.budget, sites=self.sites,
-                seed=self.seed, privacy={"delta": self.delta or 0.0}, **more_keys,
-            )  # fmt: skip
+            return simulated_by(self._config(), self.ledger or new_ledger(), self.relation, self.budget)
         if self.hospital is not None:
             return real(self.hospital)
         assert self.coordinator is not None
@@ -109,18 +96,23 @@ class TargetOptions:
 
         return Coordinated(Coordinator.read(self.coordinator), lambda line: say(line, errors=as_json))
 
-    def _records(self) -> tuple[str, dict[str, Any]]:
-        """The simulated hospitals' dataset, and the configuration keys that go with it. Raises ConfigError as ``run`` does."""
+    def _config(self) -> RunConfig:
+        """Where the simulated hospitals' records are. Raises ConfigError as ``run`` does, and for keys that are of a run."""
         from polyclinic.cli.runs.run import Flags
+        from polyclinic.config import RunConfig
 
-        schema = Path(self.schema_file) if self.data and self.schema_file else None
-        flags = Flags(
-            dataset=self.dataset, data=self.data, label=self.label, patient=self.patient, site=self.site, schema=schema,
-        ).given()  # fmt: skip
-        keys = (
-            {"dataset_options": flags["dataset-options"]} if self.data else {"data": {"schema_file": self.schema_file}}
-        )
-        return flags["dataset"], keys
+        records = {field.name: getattr(self, field.name) for field in fields(Records)}
+        own: dict[str, Any] = {"seed": self.seed, "privacy.delta": self.delta}
+        if self.schema_file and self.data:
+            records["schema"] = Path(self.schema_file)
+        elif self.schema_file:
+            own["data.schema-file"] = self.schema_file
+        given, sets = {key: value for key, value in own.items() if value is not None}, assignments(self.sets)
+        config = RunConfig.build(sets, Flags(**records).given(), given)
+        for key in sets:
+            if not key.startswith(_OF_RECORDS):
+                raise ConfigError(f"-c {key} is of a run, and has no part in a question to hospitals.")
+        return config
 
 
 def print_dropouts(screen: Console, result: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of a posterior; of a sweep, how
+"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of an analysis; of a sweep, how
 far it is."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import interval, number, significant, table, unless_withheld
+from polyclinic.cli.terminal import fitting, interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.formats import dataset_title
 from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
@@ -268,7 +268,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
 
 def _is_unscored(summary: dict[str, Any]) -> bool:
     """Whether the run scored no patient."""
-    return bool(summary.get("posterior") or summary.get("analysis"))
+    return bool(summary.get("analysis"))
 
 
 def _heading(title: str) -> str:
@@ -335,36 +335,20 @@ def _natural_width(table: Table, screen: Console) -> int:
     return wide
 
 
-def posterior_table(posterior: dict[str, Any]) -> Table:
-    """A row for each parameter: mean, standard deviation, 95 % interval, and how many times privacy widened it, where known."""
-    widened = "not_counted" not in posterior
-    caption = "Widened: standard deviation over that without privacy."
-    if not widened:
-        caption = f"Intervals do not count {posterior['not_counted']}."
-    table = Table(
-        title=f"Posterior of {posterior['model']}, by feature as scaled", title_justify="left", box=box.SIMPLE_HEAD,
-        pad_edge=False, caption=caption, caption_justify="left",
-    )  # fmt: skip
-    for heading in ("parameter", "mean", "SD", "from", "to", *(["widened"] if widened else [])):
-        table.add_column(heading, justify="left" if heading == "parameter" else "right", no_wrap=heading != "parameter")
-    for name, row in posterior["parameters"].items():
-        figures = (f"{row[key]:.3f}" for key in ("mean", "sd", "low", "high"))
-        table.add_row(name, *figures, *([f"{row['inflation']:.3g} times"] if widened else []))
-    return table
-
-
-def analysis_tables(analysis: dict[str, Any]) -> list[Table]:
-    """The tables of an analysis as they are shown, with their notes."""
+def analysis_tables(analysis: dict[str, Any], screen: Console) -> list[Table]:
+    """The tables of an analysis as they are shown, with their notes; of wide ones the first columns."""
     shown = []
     for part in analysis.get("tables", []):
+        fit, file = fitting(part["columns"], part["shown"], screen), f"tables/{part['name']}.csv"
+        rest = f"{len(part['columns']) - fit} more columns are in {file}." if fit < len(part["columns"]) else ""
         table = Table(
-            title=part["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption=part["note"] or None,
-            caption_justify="left",
+            title=part["title"], title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False,
+            caption=f"{part['note']} {rest}".strip() or None, caption_justify="left",
         )  # fmt: skip
-        for number_of, heading in enumerate(part["columns"]):
+        for number_of, heading in enumerate(part["columns"][:fit]):
             table.add_column(heading, justify="right" if number_of else "left", no_wrap=number_of > 0)
         for row in part["shown"]:
-            table.add_row(*row)
+            table.add_row(*row[:fit])
         shown.append(table)
     return shown
 

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from polyclinic.cli.options import Sets, with_options
+from polyclinic.cli.options import Config, Records, Sets, with_options
 from polyclinic.cli.terminal import Json, assignments, console, loading, print_json
 from polyclinic.config import RunConfig
 from polyclinic.errors import BudgetRefused, ConfigError, PolyclinicError, without_name
@@ -20,43 +20,13 @@ from polyclinic.toml import read_toml
 
 flower = typer.Typer(no_args_is_help=True, help="The same run under Flower's own runtime.")
 
-Config = Annotated[Path | None, typer.Argument(help="TOML file of configuration keys.", show_default=False)]
 _MOST_DROPOUTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(Records):
     """Options of runs and analyses that stand for configuration keys: where the records are, and what may be spent."""
 
-    dataset: Annotated[str | None, typer.Option(help="Dataset by name.")] = None
-    data: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="PLACE",
-            help="Your own tables, CSV or Parquet: a folder with a file for each hospital, or NAME=FILE; or a hospital.toml for "
-            "each hospital; repeatable.",
-        ),
-    ] = None
-    label: Annotated[str | None, typer.Option(help="With --data: the column of the outcome.")] = None
-    patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
-    site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
-    leave_out: Annotated[
-        list[str] | None, typer.Option(help="With --data: a column that is no feature; repeatable.")
-    ] = None
-    missing: Annotated[
-        list[str] | None,
-        typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
-    ] = None
-    schema: Annotated[
-        Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")
-    ] = None
-    mapping: Annotated[
-        Path | None, typer.Option(help="With --data and --schema: how the tables' columns become the schema's.")
-    ] = None
-    cohort: Annotated[
-        Path | None, typer.Option(help="With --data and --schema: the steps that choose the tables' rows.")
-    ] = None
-    sites: Annotated[int | None, typer.Option(help="Number of hospitals.")] = None
     rounds: Annotated[int | None, typer.Option(help="Federated rounds.")] = None
     epsilon: Annotated[float | None, typer.Option(help="Privacy budget of each hospital.")] = None
     delta: Annotated[float | None, typer.Option(help="Target delta.")] = None
@@ -175,28 +145,15 @@ def carry_out(config: RunConfig, as_json: bool, resume: Path | None = None, comp
         screen.print(f"Report: {result.folder.report}", soft_wrap=True)
     if result.summary["stopped"]:
         raise typer.Exit(BudgetRefused.exit_code)
-    if refused := _refused(result.summary):
+    if refused := (result.summary.get("analysis") or {}).get("refused"):
         raise PolyclinicError(f"{refused} What was spent is in {result.folder.statement_file}.")
 
 
-def _refused(summary: dict[str, Any]) -> str:
-    """Why a posterior or an analysis has no result; empty where it has one."""
-    return next((part["refused"] for key in ("posterior", "analysis") if (part := summary.get(key))), None) or ""
-
-
 def _print_result(screen: Console, summary: dict[str, Any]) -> None:
-    from polyclinic.cli.runs.live import (
-        analysis_tables,
-        calibration_sentence,
-        posterior_table,
-        privacy_sentence,
-        result_table,
-    )
+    from polyclinic.cli.runs.live import analysis_tables, calibration_sentence, privacy_sentence, result_table
 
     screen.print(result_table(summary, screen))
-    if (posterior := summary.get("posterior")) and posterior["finished"]:
-        screen.print(posterior_table(posterior))
-    for table in analysis_tables(summary.get("analysis") or {}):
+    for table in analysis_tables(summary.get("analysis") or {}, screen):
         screen.print(table)
     if calibration := calibration_sentence(summary):
         screen.print(calibration)
@@ -224,7 +181,7 @@ def show(
         print_json(summary)
     else:
         _print_result(console(), summary)
-        if refused := _refused(summary):
+        if refused := (summary.get("analysis") or {}).get("refused"):
             console().print(refused, style="yellow")
 
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli.options import Sets, with_options
-from polyclinic.cli.runs.run import Config, Flags
+from polyclinic.cli.options import Config, Sets, with_options
+from polyclinic.cli.runs.run import Flags
 from polyclinic.cli.terminal import Json, console, loading, number, pairs, print_json, table
 from polyclinic.config import SECTIONS, RunConfig, parse_value
 from polyclinic.config.keys import flat_keys

@@ -9,6 +9,7 @@ from polyclinic.evaluation.figures.balance import plot_balance
 from polyclinic.evaluation.figures.canvas import FAINT, PALETTE, label_axes, name_rows, panel
 from polyclinic.evaluation.figures.exploration import plot_centres, plot_loadings, plot_scree
 from polyclinic.evaluation.figures.survival import plot_survival
+from polyclinic.evaluation.figures.utility import plot_intervals
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,9 +45,20 @@ def plot_forest(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     return figure
 
 
+def plot_posterior(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
+    """Intervals of a posterior by parameter; the thick part: what it would be without privacy, where that is known."""
+    rows = {name: {"value": row["mean"], **row} for name, row in numbers["parameters"].items()}
+    counted = "not_counted" not in numbers
+    for row in rows.values() if counted else ():
+        row["inner"] = (row["high"] - row["low"]) / 2 / row["inflation"]
+    caption = "By feature as scaled" + ("; thick: the interval without privacy." if counted else ".")
+    return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0, ax)
+
+
 #: By name, a function of the numbers and of axes, which are None for a figure of its own (``canvas.panel``).
 ANALYSES: Mapping[str, Callable[[Any, Axes | None], Figure]] = {
     "forest": plot_forest,
+    "posterior": plot_posterior,
     "scree": plot_scree,
     "loadings": plot_loadings,
     "centres": plot_centres,

@@ -15,7 +15,6 @@ from polyclinic.evaluation.figures.utility import (
     plot_calibration,
     plot_decision,
     plot_hospitals,
-    plot_posterior,
     plot_pr,
     plot_roc,
 )
@@ -48,11 +47,6 @@ def _epsilon(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure 
     sites = part(part(summary, "metrics"), "sites")
     budgets = {name: finite(site.get("budget")) for name, site in sites.items()}
     return plot_epsilon(rounds, budgets, ax) if _numbers(rounds, "epsilon").gt(0).any() else None
-
-
-def _posterior(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    posterior = part(summary, "posterior")
-    return plot_posterior(posterior["parameters"], ax) if posterior and posterior["finished"] else None
 
 
 def _analysis(name: str, summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -91,7 +85,7 @@ def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure
 #: The figures by section of the report and name.
 SECTIONS: Mapping[str, Mapping[str, Draw]] = {
     "analysis": {name: partial(_analysis, name) for name in ANALYSES},
-    "training": {"posterior": _posterior, "rounds": _rounds, "loss": _loss, "epsilon": _epsilon},
+    "training": {"rounds": _rounds, "loss": _loss, "epsilon": _epsilon},
     "utility": {"sites": _sites, "roc": _roc, "pr": _pr, "calibration": _calibration, "decision": _decision},
 }
 FIGURES: Mapping[str, Draw] = {name: draw for section in SECTIONS.values() for name, draw in section.items()}
@@ -132,9 +126,7 @@ def _evaluated(summary: Summary) -> Summary:
 
 
 def _recorded(summary: Summary, rounds: pd.DataFrame, metric: str) -> bool:
-    return not (part(summary, "posterior") or part(summary, "analysis")) and bool(
-        _numbers(rounds, metric).notna().any()
-    )
+    return not part(summary, "analysis") and bool(_numbers(rounds, metric).notna().any())
 
 
 def _numbers(rounds: pd.DataFrame, metric: str) -> pd.Series:

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 MOST_NAMED = 40  # hospitals with a line and a name of their own
 LONGEST = 38
 _AXES = {"false_positives": "1 - specificity", "sensitivity": "sensitivity (recall)", "precision": "precision"}
-_COVERED = 1.959964
 Estimate = Mapping[str, Any]
 
 
@@ -70,20 +69,6 @@ def plot_hospitals(
         axes.axhline(pooled, color=MUTED, linewidth=1.1, linestyle=DASHES, zorder=1)
     label_axes(axes, "hospitals, from the lowest")
     return figure
-
-
-def plot_posterior(parameters: Mapping[str, Mapping[str, float]], ax: Axes | None = None) -> Figure:
-    """95 % intervals by parameter, from the top in their order.
-
-    parameters: ``mean``, ``sd``, ``low``, ``high`` and perhaps ``inflation`` of each; the thick part is what the interval would
-    be without privacy.
-    """
-    rows = {name: {"value": row["mean"], **row} for name, row in parameters.items()}
-    inflated = all("inflation" in row for row in parameters.values())
-    for row in rows.values() if inflated else ():
-        row["inner"] = _COVERED * row["sd"] / row["inflation"]
-    caption = "By feature as scaled" + ("; thick: the interval without privacy." if inflated else ".")
-    return plot_intervals(rows, "Posterior, 95 % intervals", caption, 0.0, ax)
 
 
 def plot_roc(curves: Sequence[Estimate], auroc: Estimate, ax: Axes | None = None) -> Figure:

@@ -77,7 +77,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     if floor := part(summary, "floor"):
         totals.append({"name": "Constant prediction", "patients": "", "scores": [floor for run in runs]})
     cells = [metric(row.get(key, "")) for shown in (*hospitals, *totals) for row in shown["scores"] for key in scores]
-    scored = not (part(summary, "posterior") or part(summary, "analysis"))
+    scored = not part(summary, "analysis")
     judged = scored and macro.get("released") is not False
     noised = part(part(summary, "private_metrics"), "sites")
     measured = [name for name, site in sites.items() if any(finite(site.get(key)) is not None for key in scores)]
@@ -119,7 +119,6 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "few": FEW_ROWS,
         "comparisons": comparisons,
         "synthesis": _synthesis(part(summary, "synthesis"), pooled),
-        "posterior": part(summary, "posterior"),
         "analysis": part(summary, "analysis"),
         "scored": scored,
         "judged": judged,
@@ -255,9 +254,7 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     if part(summary, "analysis"):
         added = "with noise" if part(summary, "privacy").get("private") else "exact"
         return f"In {rounds} {hospitals} answered with sums over patients, {added}. {where}"
-    if part(summary, "posterior"):
-        what = "posterior"
-    elif not part(summary, "synthesis"):
+    if not part(summary, "synthesis"):
         unit = f" ({objective['unit']})" if objective.get("unit") else ""
         what = f"shared model, {summary.get('model')} of {objective['label']}{unit}," if objective else "shared model"
     return (
@@ -361,7 +358,7 @@ def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
 
 
 def utility(summary: Summary) -> dict[str, Any] | None:
-    """What the section on utility shows; None for a run without an evaluation (a posterior, or one of before there was any)."""
+    """What the section on utility shows; None for a run without an evaluation (an analysis, or one of before there was any)."""
     evaluation = part(summary, "evaluation")
     shown, of_groups = titles(summary), groups_shown(summary)
     names = {"metrics": shown, "of_groups": of_groups, "names": [shown[key] for key in of_groups]}

@@ -68,7 +68,7 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
 def write_plots(run_dir: Path) -> list[Path]:
     """Writes ``plots/{rounds,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
 
-    Epsilon is left out when no site spent any; ``posterior`` stands for the first two where the run found one;
+    Epsilon is left out when no site spent any; figures of an analysis stand for the first two;
     sites, roc, pr, calibration and decision, as SVG alone, are there where predictions left. Raises DataError as
     ``render_report`` does.
     """
@@ -167,7 +167,6 @@ def _render(results: Results, drawn: Callable[[], Drawn], page: Path) -> Path:
         (templates.HOSPITALS, {}),
         (templates.UTILITY, utility(results.summary)),
         (templates.SHAPES, {"importances": _importances(results)}),
-        (templates.POSTERIOR, {}),
         (templates.SYNTHESIS, {}),
         (QUALITY, quality(results.quality)),
         (templates.PATIENTS, {}),

@@ -6,7 +6,7 @@ BY_ROUND = "by round at the hospitals; the numbers are in rounds.csv."
 #: What stands for a figure, by its name without its number.
 ALT = {
     "rounds": f"The main metric (AUROC of classes) on held-out patients {BY_ROUND}",
-    "posterior": "Each parameter's mean and 95 % interval; the numbers are in posterior.json.",
+    "posterior": "Each parameter's mean and 95 % interval; the numbers are in analysis.json.",
     "shapes": "Shape functions of the columns that matter most; `RunResult.shapes` has the numbers.",
     "loss": f"Loss on held-out patients {BY_ROUND}",
     "epsilon": f"Epsilon spent {BY_ROUND}",
@@ -61,9 +61,7 @@ and the model may reveal its training records{% endif %}. Do not share {{ "them"
 <p>{{ sentence }}</p>
 
 <dl class="figures">
-{% if posterior %}
-<div><dt>Parameters</dt><dd>{{ posterior.names | length }}</dd><small>of the likelihood {{ posterior.model }}</small></div>
-{% elif scored %}
+{% if scored %}
 <div><dt>{{ titles[0] }}, pooled</dt><dd>{{ pooled[scores[0]] | metric }}</dd>
 <small>{{ "of a classifier fitted to synthetic patients, " if synthesis }}{{ pooled_of }}
 {%- if floor %}; a constant prediction: {{ floor[scores[0]] | metric }}{% endif %}</small></div>
@@ -175,9 +173,9 @@ figures of this very model.</p>
 {% if "calibration_error" in metrics %}<strong>Calibration error</strong> stands beside what a perfectly calibrated model stays
 below in 95 of 100 such samples. {% endif %}{% if "calibration_in_the_large" in metrics %}<strong>Calibration in the
 large</strong>: {% if predicts_numbers %}mean prediction less the mean that came about; above 0, the
-label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %}{% endif %}
+label is overstated.{% else %}mean probability less the share that came about; above 0, risk is overstated.{% endif %} {% endif %}
 {% if "calibration_slope" in metrics %}<strong>Calibration slope</strong>: 1 is true; below 1, high predictions are too high and
-low ones too low.{% endif %}
+low ones too low. {% endif %}
 <strong>Gap</strong>: largest less smallest; the two were picked because they differ most, so that it is above 0 by chance
 alone.</p>
 <h3>By hospital</h3>
@@ -220,29 +218,6 @@ SHAPES = """{% if importances %}
 {% endif %}
 """
 
-POSTERIOR = """{% if posterior %}
-<h2>Posterior</h2>
-{% if posterior.finished %}
-{% set counted = not posterior.not_counted %}
-{% call table(["Parameter"], ["Mean", "Standard deviation", "95 % interval"] + ["Widened by privacy"] * counted) %}
-{% for name, row in posterior.parameters.items() %}<tr><th scope="row">{{ name }}</th>
-{{ cells(["%.3f" | format(row.mean), "%.3f" | format(row.sd), "%.3f to %.3f" | format(row.low, row.high)]) }}
-{% if counted %}{{ cell("%.3g times" | format(row.inflation)) }}{% endif %}</tr>
-{% endfor %}{% endcall %}
-{% if posterior.not_counted %}<p class="small muted">Intervals do not count {{ posterior.not_counted }}.</p>{% endif %}
-<p class="small muted">By feature as scaled: a number z stands for centre + scale z.
-{% for name, row in posterior["columns"].items() if row.scale != 1 or row.centre != 0 %}
-{{ name }}: {{ "%.4g + %.4g z" | format(row.centre, row.scale) }} {{ row.unit }}.
-{% endfor %}
-Correlations and the prior are in <code>posterior.json</code>. Made of {{ "%.0f" | format(posterior.patients) }} training
-patients, as far as is known; a missing number stands at its centre{% if posterior.missing != "mean" %} unless imputation
-{{ posterior.missing }} filled it{% endif %}.</p>
-{% else %}
-<div class="notice warn"><p><strong>There is no result.</strong> {{ posterior.refused }}</p></div>
-{% endif %}
-{% endif %}
-"""
-
 ANALYSIS = """{% if analysis %}
 <h2>Result</h2>
 {% if analysis.refused %}
@@ -254,8 +229,8 @@ ANALYSIS = """{% if analysis %}
 {% for row in shown.shown %}<tr><th scope="row">{{ row[0] }}</th>{{ cells(row[1:]) }}</tr>
 {% endfor %}{% endcall %}
 {% if shown.note %}<p class="small muted">{{ shown.note }}</p>{% endif %}
+{% if loop.first %}{{ pictures(figures.analysis) }}{% endif %}
 {% endfor %}
-{{ pictures(figures.analysis) }}
 {% for note in analysis.notes %}<p class="small muted">{{ note }}</p>{% endfor %}
 <p class="small muted">The tables are in <code>tables/</code> as CSV, LaTeX and HTML, all numbers in
 <code>analysis.json</code>.</p>

@@ -35,8 +35,8 @@ class Table:
     """A table for the report and for a publication.
 
     name: Of its files, ``tables/NAME.csv``, ``.tex`` and ``.html``. columns: Headings, of which the first stands above the rows'
-    names. rows: As many cells each as there are columns. formats: By heading, how numbers are shown, as ``.3f``; a CSV file has
-    all digits. note: What a reader of the table must know, as sentences.
+    names. rows: As many cells each as there are columns. formats: By heading, how numbers are shown, as ``.3f``, or ``p`` for
+    p-values; a CSV file has all digits. note: What a reader of the table must know, as sentences.
 
     >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
     [['aspirin', '71.7']]
@@ -60,6 +60,8 @@ class Table:
 def _text(cell: Cell, form: str) -> str:
     if cell is None or cell != cell:
         return "–"
+    if form == "p" and not isinstance(cell, str):
+        return "<0.001" if cell < 0.001 else f"{cell:.3f}"
     return cell if isinstance(cell, str) else format(cell, form)
 
 
@@ -79,7 +81,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Statistic(Sums):
-    """A kind of run that ends in numbers about patients, and in nothing that scores one."""
+    """A kind of run that ends in tables about patients, and in nothing that scores one."""
 
     judged: ClassVar[bool] = False
     limits_noise: ClassVar[bool] = True
@@ -93,21 +95,39 @@ class Statistic(Sums):
     def subject(self, claim: Claim) -> Fixed:
         return replace(super().subject(claim), counts=lambda shard: PatientSums(shard.schema).exact(shard))
 
-
-@dataclass(frozen=True)
-class Analysis(Statistic):
-    """A kind of run whose result is tables. A subclass has its options as fields, which ``task-options`` fill.
-
-    By default nobody is held out, so that all of a hospital's patients count (``split.fraction``). Without privacy the sums are
-    exact (``ExactSumsTask``).
-    """
-
     @abstractmethod
     def result(self, method: Any, state: State) -> Result:
         """The tables of a finished run. method: What ``method`` made. state: The last one of ``SumsHalf``.
 
         Raises DataError, which says why, where the noise or the records leave no result.
         """
+
+    def statement(
+        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
+    ) -> dict[str, Any]:  # fmt: skip
+        """The tables and what figures are drawn from, or in ``refused`` why there are none."""
+        refused, result = stopped, None
+        if not stopped:
+            try:
+                result = self.result(cast(SumsHalf, half).method, state)
+            except DataError as error:
+                refused = f"No result: {error}"
+        result = result or Result(self.config.task, ())
+        tables = [asdict(table) | {"shown": table.shown()} for table in result.tables]
+        return {"analysis": {"task": self.config.task, "refused": refused, **asdict(result), "tables": tables}}
+
+
+@dataclass(frozen=True)
+class Analysis(Statistic):
+    """A statistic whose sums are exact without privacy (``ExactSumsTask``). A subclass has its options as fields, which
+    ``task-options`` fill.
+
+    By default nobody is held out, so that all of a hospital's patients count (``split.fraction``).
+    """
+
+    def noisy(self, noise: float) -> bool:
+        """Whether a sum has noise for privacy, and not a secure sum's rounding alone."""
+        return self.config.privacy.dp and noise > 0
 
     def called(self, schema: Schema) -> str:
         return self.config.task
@@ -127,17 +147,3 @@ class Analysis(Statistic):
         method = self.method(schema)
         sizes = [method.size(number, {}) for number in range(1, method.rounds + 1)]
         self.check_length(max(sizes), noise_multiplier, fewest)
-
-    def statement(
-        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
-    ) -> dict[str, Any]:  # fmt: skip
-        """The tables and what figures are drawn from, or in ``refused`` why there are none."""
-        refused, result = stopped, None
-        if not stopped:
-            try:
-                result = self.result(cast(SumsHalf, half).method, state)
-            except DataError as error:
-                refused = f"No result: {error}"
-        result = result or Result(self.config.task, ())
-        tables = [asdict(table) | {"shown": table.shown()} for table in result.tables]
-        return {"analysis": {"task": self.config.task, "refused": refused, **asdict(result), "tables": tables}}

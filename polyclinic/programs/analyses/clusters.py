@@ -104,13 +104,12 @@ def packed_centres(clusters: int, numbers: int, seed: int) -> Floats:
     Jin 2016, Section 4.2, "sphere packing")."""
     rng, radius = generator(seed, "clusters"), _BOX
     while True:
-        centres: list[Floats] = []
-        for _ in range(_TRIES * clusters):
-            tried = rng.uniform(radius - _BOX, _BOX - radius, numbers)
-            if all(np.linalg.norm(tried - other) >= 2 * radius for other in centres):
-                centres.append(tried)
-            if len(centres) == clusters:
-                return np.stack(centres)
+        left, centres = rng.uniform(radius - _BOX, _BOX - radius, (_TRIES * clusters, numbers)), list[Floats]()
+        while len(left) >= clusters - len(centres) > 0:
+            centres.append(left[0])
+            left = left[np.linalg.norm(left - left[0], axis=1) >= 2 * radius]
+        if len(centres) == clusters:
+            return np.stack(centres)
         radius *= 0.9
 
 
@@ -146,7 +145,7 @@ class Clusters(Analysis):
         order: Ints = np.argsort(-everyone, kind="stable")[: int((everyone > 0).sum())]
         if not len(order):
             raise DataError("the noise hides how many patients any cluster has; ask for fewer clusters, or spend more.")
-        share, squared, private = everyone[order], ended["squared"][order], noise > 0
+        share, squared, private = everyone[order], ended["squared"][order], self.noisy(noise)
         heads = [f"Cluster {place + 1}" for place in range(len(order))]
         error = _CERTAIN * noise / _ONE
         counts = patients * np.stack([share, np.maximum(share - error, 0.0), share + error])[: 3 if private else 1]

@@ -214,7 +214,7 @@ class Components(Analysis):
         matrix = self._scaled(method, total, count)
         values, vectors = spectrum(matrix)
         floor, spread = self._noise(method, total, noise, count)
-        names, shown, private = method.numbers.names, min(_SHOWN, len(values)), noise > 0
+        names, shown, private = method.numbers.names, min(_SHOWN, len(values)), self.noisy(noise)
         explained = np.maximum(values, 0.0) / np.trace(matrix)
         ends = np.maximum(np.stack([values, values - floor, values + floor]), 0.0)[: 3 if private else 1]
         columns = np.concatenate([ends, 100 * explained[None], 100 * np.cumsum(explained)[None]]).T.tolist()

@@ -14,7 +14,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.inference.bounded_newton import PRIOR
 from polyclinic.inference.families import FAMILIES
 from polyclinic.programs.analyses import Analysis, Result
-from polyclinic.programs.analyses.regression import coefficients, fit_table, forest_line, term_table
+from polyclinic.programs.analyses.regression import coefficients, fit_table, forest_line, no_estimates, term_table
 from polyclinic.programs.program import State
 from polyclinic.training.regression.formula import design_of
 from polyclinic.training.survival.counts import Outcome, grid_of
@@ -90,7 +90,7 @@ class Cox(Analysis):
             fit_table("cox", fit),
         )  # fmt: skip
         numbers = {"forest": {"rows": shown, "ratio": "Hazard ratio"}}
-        notes = (private if isinstance(method, PrivateCox) else exact,)
+        notes = (private if isinstance(method, PrivateCox) else exact, *no_estimates(rows, self.config.privacy.dp))
         return Result(f"Cox regression: {self.terms}", tables, numbers, notes)
 
 

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 from polyclinic.config.programs.posterior import by_flow
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import DataError
 from polyclinic.plugins import resolve
-from polyclinic.programs.analyses import Statistic
+from polyclinic.programs.analyses import Result, Statistic, Table
 from polyclinic.programs.building import check_options
-from polyclinic.programs.program import Half, State
-from polyclinic.programs.sums import SumsHalf
+from polyclinic.programs.program import State
 from polyclinic.programs.synthetic import making
 from polyclinic.synthesis.layout import Layout
 
 if TYPE_CHECKING:
-    from polyclinic.synthesis.synthesizer import Synthesizer
     from polyclinic.training.posterior import PosteriorSums
 
 _POSTERIOR = (
@@ -62,22 +58,35 @@ class Posterior(Statistic):
     def notes(self, state: State, scored: bool) -> list[str]:
         return [_FLOW if by_flow(self.config.posterior.options) else _POSTERIOR]
 
-    def statement(
-        self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
-    ) -> dict[str, Any]:  # fmt: skip
-        """The posterior's numbers, or in ``refused`` why there are none."""
-        config, method = self.config, cast("PosteriorSums", cast(SumsHalf, half).method)
-        refused, numbers = stopped, {}
-        if not stopped:
-            try:
-                numbers = method.result(state["arrays"])
-            except DataError as error:
-                refused = f"No posterior: {error}"
-        return {
-            "posterior": {
-                "method": method.name, "model": config.model, "options": config.posterior.options,
-                "names": list(method.method.likelihood.names), "finished": not refused, "refused": refused,
-                "patients": state["patients"], "rows": "mean of a patient's", "missing": config.data.imputation,
-                "prior": method.prior(), "columns": method.scales(), **numbers,
-            }
+    def result(self, method: PosteriorSums, state: State) -> Result:
+        """Parameters with their intervals; ``posterior`` in the numbers has their correlations and the prior besides."""
+        config, made = self.config, method.result(state["arrays"])
+        numbers = {
+            "method": method.name, "model": config.model, "options": config.posterior.options, "patients": state["patients"],
+            "rows": "mean of a patient's", "missing": config.data.imputation, "prior": method.prior(),
+            "columns": method.scales(), **made,
         }  # fmt: skip
+        headings = {"Mean": "mean", "SD": "sd", "From": "low", "To": "high"}
+        note = "By feature as scaled. Intervals hold 95 %. "
+        if "not_counted" in made:
+            note += f"They do not count {made['not_counted']}."
+        else:
+            headings["Widened"] = "inflation"
+            note += "Widened: how many times privacy made the standard deviation larger."
+        parameters = Table(
+            "parameters", f"Posterior of {config.model}", ("Parameter", *headings),
+            tuple((name, *(row[key] for key in headings.values())) for name, row in made["parameters"].items()),
+            dict.fromkeys(headings, ".3f"), note,
+        )  # fmt: skip
+        scaled = {name: row for name, row in method.scales().items() if (row["centre"], row["scale"]) != (0.0, 1.0)}
+        columns = Table(
+            "columns", "Columns as scaled", ("Column", "Centre", "Scale", "Unit"),
+            tuple((name, row["centre"], row["scale"], row["unit"]) for name, row in scaled.items()),
+            {"Centre": ".4g", "Scale": ".4g"}, "A number z of the model stands for centre + scale z in the record.",
+        )  # fmt: skip
+        return Result(
+            f"Posterior of {config.model}",
+            (parameters, columns) if scaled else (parameters,),
+            {"posterior": numbers},
+            ("A missing number stands at its centre, unless the run's imputation filled it.",),
+        )

@@ -29,7 +29,8 @@ Method = ExactRegression | PrivateRegression
 Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
-_LEVEL, _FORMATS = 0.95, {"p": ".2g", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": ".2g", "Hospitals": "d"}
+_NEXT = " Next low and Next high are those of the interval in which the effect at one more hospital is expected."
+_LEVEL, _FORMATS = 0.95, {"p": "p", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": "p", "Hospitals": "d"}
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,7 @@ class Regression(Analysis):
             }  # fmt: skip
             tables = [term_table("coefficients", "Coefficients", rows), fit_table(self.family, fit)]
             tables[1:1] = [term_table("ratios", f"{ratio}s", ratios)] if ratios else []
-            if absent := [name for name, row in rows.items() if row["Estimate"] is None]:
-                notes.append(f"No record has {', '.join(absent)}: there is no estimate.")
+            notes += no_estimates(rows, self.config.privacy.dp)
         if isinstance(method, PrivateRegression):
             notes += [
                 "Intervals count the noise of privacy; Noise says how many times it made a standard error larger. Coefficients "
@@ -150,7 +150,7 @@ class Regression(Analysis):
         notes.append("Hospitals are numbered as in the run's table of hospitals.")
         by = {"reml": "REML", "dl": "DerSimonian and Laird"}[self.meta]
         return [
-            term_table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled),
+            term_table("pooled", f"Random effects, by {by} and Hartung and Knapp", pooled, _NEXT),
             term_table("heterogeneity", "One effect, and how hospitals differ", spread),
             term_table("hospitals", "Each hospital", each),
         ], forest  # fmt: skip
@@ -227,12 +227,21 @@ def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
     return rows
 
 
-def term_table(name: str, title: str, rows: Mapping[Any, Row]) -> Table:
+def no_estimates(rows: Mapping[str, Row], private: bool) -> list[str]:
+    """A sentence of the terms that have no estimate, if there are any."""
+    names = ", ".join(name for name, row in rows.items() if row["Estimate"] is None)
+    hidden = f"The noise hides {names}: spend more, or leave out or merge what few patients have."
+    return ([hidden] if private else [f"No record has {names}: there is no estimate."]) if names else []
+
+
+def term_table(name: str, title: str, rows: Mapping[Any, Row], note: str = "") -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
     formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
-    return Table(name, title, ("Term", *columns), cells, formats, "Low and High are the ends of intervals of 95 %.")
+    return Table(
+        name, title, ("Term", *columns), cells, formats, f"Low and High are the ends of intervals of 95 %.{note}"
+    )
 
 
 def fit_table(family: str, fit: Fit) -> Table:

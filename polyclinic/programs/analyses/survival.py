@@ -99,7 +99,7 @@ class Survival(Analysis):
         }
         if test:
             numbers["log-rank"] = {"statistic": test.statistic, "freedom": test.freedom, "p": test.p}
-        return Result(f"Survival until {counts.outcome.event.name}", tables, numbers, self._notes(noise > 0))
+        return Result(f"Survival until {counts.outcome.event.name}", tables, numbers, self._notes(self.noisy(noise)))
 
     def _notes(self, noisy: bool) -> tuple[str, ...]:
         inside = "in half of that interval" if self.within == "half" else "until the interval before it"

@@ -145,7 +145,9 @@ class ExactRegression:
         information[self._upper] = total[3 + k :]
         information += np.triu(information, 1).T
         size = np.maximum(np.linalg.norm(mean) * asked["size"], 1e-300) if self.divided else np.ones(1)
-        after = {**state, "size": size, "close": np.array([np.inf])}
+        patients, before = state["patients"][0], state.get("answered", state["patients"])
+        answered = np.array([min(patients, before[0]), max(patients, before[-1])])
+        after = {**state, "size": size, "close": np.array([np.inf]), "answered": answered}
         seen = 10 * noise * state["patients"][0] * asked["size"][0]  # beyond a secure sum's rounding
         rounded = 1e-9 * abs(total[2]) + seen
         if round > 2 and "loglik" in state and total[2] < state["loglik"][0] - rounded:
@@ -174,10 +176,13 @@ class ExactRegression:
         Raises DataError where the rounds did not converge, or terms cannot be told apart.
         """
         if "close" not in state or not state["close"][0] < _CLOSE:
-            raise DataError(
-                f"The fit did not converge in {self.rounds} rounds: more rounds, or a formula without a term that alone tells "
-                "the outcome, may do."
-            )
+            fewest, most = state.get("answered", np.zeros(2)).tolist()
+            why = "more rounds, or a formula without a term that alone tells the outcome, may do."
+            if fewest < most:
+                why = (
+                    f"hospitals were lost, so that some rounds are of {fewest:,.0f} patients and others of {most:,.0f}."
+                )
+            raise DataError(f"The fit did not converge in {self.rounds} rounds: {why}")
         k, there = len(self.names), state["there"].astype(bool)
         information = state["information"][np.ix_(there, there)]
         root = np.sqrt(np.maximum(np.diag(information), 1e-300))

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from polyclinic.errors import ConfigError
-from polyclinic.inference.bounded_newton import PRIOR, BoundedNewton, Regressed
+from polyclinic.inference.bounded_newton import PRIOR, BoundedNewton, Regressed, is_hidden
 from polyclinic.inference.families import Family, PrivateFamily
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
@@ -85,6 +85,8 @@ class PrivateRegression:
         both = [change @ part.covariance[:p, :p] @ change.T for part in (released.posterior, released.likelihood)]
         estimates = change @ released.posterior.mean[:p] + centre * intercept
         deviation = scale * float(np.exp(released.posterior.mean[-1])) if self.newton.likelihood.family.spread else 1.0
+        hidden = is_hidden(released)[:p] & ~intercept
+        estimates[hidden], both[0][hidden] = np.nan, np.nan
         patients = float(state["patients"][0])
         rows = round(patients * min(max(float(state["complete"][0]), 0.0), 1.0))
         return Fit(

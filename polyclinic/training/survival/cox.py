@@ -8,7 +8,7 @@ import numpy as np
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.bounded_newton import PRIOR, Regressed
+from polyclinic.inference.bounded_newton import PRIOR, Regressed, is_hidden
 from polyclinic.inference.cox import BoundedHazards, partial_likelihood
 from polyclinic.inference.families import Poisson
 from polyclinic.objectives.objective import made_up_labels
@@ -153,9 +153,11 @@ class PrivateCox(PrivateRegression):
         whole, terms = self.newton.posterior(self._begun(state)), slice(-len(self.design.names), None)
         scale = 1 / self.scale[1]
         both = [part.covariance[terms, terms] * np.outer(scale, scale) for part in (whole.posterior, whole.likelihood)]
+        estimates, hidden = whole.posterior.mean[terms] * scale, is_hidden(whole)[terms]
+        estimates[hidden], both[0][hidden] = np.nan, np.nan
         patients = round(float(state["patients"][0]))
         rows = round(patients * min(max(float(state["complete"][0]), 0.0), 1.0))
         return Fit(
-            self.design.names, whole.posterior.mean[terms] * scale, both[0], rows, patients - rows, patients,
+            self.design.names, estimates, both[0], rows, patients - rows, patients,
             noise=np.sqrt(np.diag(both[0]) / np.diag(both[1])),
         )  # fmt: skip

@@ -56,6 +56,37 @@ def test_one_budget_pays_for_the_whole_table(tmp_path: Path) -> None:
     assert "within ± in 95 % of releases" in (out / "tables" / "table1.html").read_text()
 
 
+def test_columns_that_do_not_fit_the_terminal_are_named_with_their_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = ("mean_area", "--dataset", "breast-cancer", "--epsilon", 2, "-c", "sites=8", "-c", "partitioner=iid")
+    monkeypatch.setenv("COLUMNS", "80")
+    shown = describe(*given, "--out", tmp_path / "narrow", as_json=False)
+    assert "SMD" not in shown.splitlines()[0] and "hospital-1" in shown.splitlines()[0]
+    more = re.search(r"(\d+) more columns are in", shown)
+    assert more and int(more[1]) + len(shown.splitlines()[0].split()) == 13 and "table1.csv" in shown
+    monkeypatch.setenv("COLUMNS", "250")
+    shown = describe(*given, "--out", tmp_path / "wide", as_json=False)
+    assert "SMD" in shown.splitlines()[0] and "more columns" not in shown
+
+
+def test_keys_of_a_run_have_no_part_in_a_description(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="-c secure.aggregation is of a run"):
+        describe(
+            "mean_area",
+            "--dataset",
+            "breast-cancer",
+            "--epsilon",
+            1,
+            "--out",
+            tmp_path,
+            "-c",
+            "secure.aggregation=true",
+        )
+    with pytest.raises(ConfigError, match="--set is for a simulation"):
+        describe("age", "--hospital", tmp_path / "hospital.toml", "--epsilon", 1, "-c", "sites=2")
+
+
 def test_what_was_paid_for_is_not_overwritten_nor_paid_for_twice(tmp_path: Path) -> None:
     given = ("mean_area", "--dataset", "breast-cancer", "--epsilon", 1, "--out", tmp_path)
     describe(*given)

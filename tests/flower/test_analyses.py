@@ -1,0 +1,131 @@
+"""Every kind of analysis, and shape functions, under Flower: its own simulation, and at real hospitals of a coordinator."""
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from polyclinic import Federation as Simulation
+from polyclinic import RunConfig
+from polyclinic.inspection.result import RunResult
+from polyclinic.privacy.ledger import Ledger
+from tests.deployment.conftest import command_line
+from tests.deployment.federation import Federation, free_ports, wait_for
+from tests.programs.test_every_way import SHARED, assert_near
+from tests.programs.wards import NAMES, RUNS, schema, write
+
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
+WARDS = "tests.programs.wards:WARDS"
+# What a policy says of a hospital as it is made, and here.
+POLICY = {
+    "budget = 2.0": "budget = 2000.0",
+    "allowed-tasks = [": 'allowed-tasks = ["regression", "survival", "cox", "components", "clusters", "effect", "query", ',
+    "allowed-models = [": 'allowed-models = ["ebm", ',
+    "smallest-noise-multiplier = 0.3": "smallest-noise-multiplier = 0.01",
+    "allow-splits = false": "allow-splits = true",
+    "allow-shared-noise = false": "allow-shared-noise = true",
+}
+SHARES = {"survival": ["Survival", "Low", "High"], "effect": ["Estimate", "95 % from", "to"]}
+# Much is spent, so that numbers with a hospital's own noise, which no seed repeats, are near the simulation's.
+KEYS = {"participation.min-sites": 2, "privacy.delta": 1e-3, "privacy.epsilon": 50.0, "timeout": 300.0}
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Federation]:
+    """A coordinator and two hospitals, whose policies allow analyses, as docs/deploy/README.md makes them."""
+    folder = tmp_path_factory.mktemp("federation")
+    made = Federation(folder, free_ports(3), command_line)
+    for name in NAMES:
+        data, of_data = write(folder / f"records-{name}", name)
+        shutil.copy(data, folder / f"{name}.csv")
+        shutil.copy(of_data, folder / "schema.toml")
+    try:
+        made.follow(2, 3)
+        made.follow(4)
+        for name in NAMES:
+            own = folder / name / "hospital.toml"
+            text = own.read_text()
+            for old, new in POLICY.items():
+                assert old in text, old
+                text = text.replace(old, new)
+            own.write_text(text)
+        wait_for(made.serving)
+        made.follow(5, 6)
+        wait_for(lambda: {made.status(name) for name in NAMES} == {"online"})
+        yield made
+    finally:
+        made.stop()
+
+
+@pytest.mark.parametrize("kind", RUNS)
+def test_real_hospitals_give_the_simulations_numbers_and_charge_what_the_run_states(
+    federation: Federation, kind: str, tmp_path: Path
+) -> None:
+    """Half of the kinds under shared noise; all the same but for noise, which real hospitals draw from the operating system."""
+    shared = SHARED if kind in ("survival", "components") else {}
+    keys = RUNS[kind] | KEYS | shared | ({"privacy.epsilon": 150.0} if kind == "cox" else {})
+    config = RunConfig.build(keys | {"sites": 2})
+    (tmp_path / "run.toml").write_text(config.toml())
+    for name in NAMES:
+        schema(kind).to_toml(federation.folder / name / "schema.toml")
+    done = federation.run("coordinator", "submit", federation.co, tmp_path / "run.toml", "--stream")
+    assert done.code == 0, done.error
+    theirs = RunResult.read((federation.co / "runs" / "latest.txt").read_text())
+    assert not theirs.summary["dropouts"] and not theirs.summary["simulation"]
+    for name in NAMES:
+        ledger = Ledger.read(federation.folder / name / "home" / "ledger.sqlite")
+        charges = [event["purpose"] for event in ledger.events() if event["run"] == theirs.folder.name]
+        assert charges.count("train") == config.rounds
+        assert theirs.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+    ours = Simulation.from_dataset(WARDS, out=str(tmp_path)).run(**keys, pictures=False)
+    if kind == "ebm":
+        both = [result.arrays["shapes"].numpy().ravel() for result in (theirs, ours)]
+        assert np.corrcoef(both)[0, 1] > 0.9
+    elif (
+        kind in SHARES
+    ):  # counts of a few patients, medians, which are edges, and differences of balance differ by more
+        np.testing.assert_allclose(
+            *(result.tables[kind][SHARES[kind]].to_numpy() for result in (theirs, ours)), atol=0.05
+        )
+    else:
+        assert_near(theirs, ours, 0.2, 0.05)
+
+
+def test_a_table_1_of_real_hospitals_is_charged_to_training_and_held_out_patients(
+    federation: Federation, tmp_path: Path
+) -> None:
+    for name in NAMES:
+        schema().to_toml(federation.folder / name / "schema.toml")
+    asked = ("describe", "age", "sbp", "ward", "--by", "treated", "--epsilon", 4.0)
+    theirs = federation.call(*asked, "--coordinator", federation.co, "--out", tmp_path / "theirs")
+    ours = federation.call(*asked, "--dataset", WARDS, "--out", tmp_path / "ours")
+    assert set(theirs["sites"]) == set(NAMES) == set(ours["sites"]) and not theirs["dropouts"]
+    for name, figures in theirs["columns"].items():
+        for group, figure in (("overall", figures["overall"]), *figures["groups"].items()):
+            other = ours["columns"][name]["overall"] if group == "overall" else ours["columns"][name]["groups"][group]
+            for key in ("mean", "median") if name != "ward" else ():
+                # Two intervals of 95 % hold the same number, but for one in a thousand.
+                assert figure[key]["low"] <= other[key]["high"] and other[key]["low"] <= figure[key]["high"]
+    for name in NAMES:
+        for file in ("ledger.sqlite", "held-out.sqlite"):
+            events = Ledger.read(federation.folder / name / "home" / file).events()
+            assert [event["purpose"] for event in events].count("query-description") == 1
+        assert 3.9 < theirs["sites"][name]["cost"] <= 4.0
+    assert (tmp_path / "theirs" / "tables" / "table1.csv").is_file()
+
+
+@pytest.mark.parametrize(("kind", "more"), [("survival", SHARED), ("regression", {}), ("ebm", {})])
+def test_flowers_simulation_gives_our_simulations_numbers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """By one of each kind of half that a server has: of counts, of Newton steps, and of a model beside the question."""
+    keys = RUNS[kind] | {"privacy.epsilon": 8.0} | more
+    config = RunConfig.build(keys | {"dataset": WARDS, "out": str(tmp_path)})
+    (tmp_path / "run.toml").write_text(config.toml())
+    done = command_line("flower", "run", tmp_path / "run.toml", "--json")
+    assert done.code == 0, done.error
+    theirs = RunResult.read((tmp_path / "latest.txt").read_text())
+    ours = Simulation.from_dataset(WARDS, out=str(tmp_path / "ours")).run(**keys, pictures=False)
+    assert_near(theirs, ours, 1e-5)
+    assert theirs.privacy["epsilon"] == pytest.approx(ours.privacy["epsilon"], rel=1e-9)

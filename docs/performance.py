@@ -24,7 +24,7 @@ PAGES = {
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
     "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
     "brought": "engine.md#speed",
-    "boosting": "boosting.md", "regressions": "regression.md#with-privacy",
+    "boosting": "boosting.md", "survival": "survival.md#models", "regressions": "regression.md#with-privacy",
 }  # fmt: skip
 PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]

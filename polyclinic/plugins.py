@@ -63,6 +63,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "mlp": "polyclinic.models.tabular:mlp",
         "tabular-resnet": "polyclinic.models.resnet:tabular_resnet",
         "ebm": "polyclinic.models.additive:additive",
+        "trees": "polyclinic.models.forest:forest",
         "gru": "polyclinic.models.sequences:gru",
         "transformer": "polyclinic.models.sequences:transformer",
     },

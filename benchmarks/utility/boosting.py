@@ -40,10 +40,12 @@ DATASETS = {"heart-disease": 1e-3, "breast-cancer": 1e-3, "eicu-demo": 1e-4, "is
 EPSILONS, SPLITS = (1.0, 3.0, 10.0), (1, 2, 3, 4, 5)
 _SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 OURS: dict[str, dict[str, Any]] = {
-    "ebm": {"model": "ebm"}, "ebm-shared": {"model": "ebm", **_SHARED}, "newton": {}, "newton-shared": dict(_SHARED),
+    "ebm": {"model": "ebm"}, "ebm-shared": {"model": "ebm", **_SHARED}, "trees": {"model": "trees"},
+    "trees-shared": {"model": "trees", **_SHARED}, "newton": {}, "newton-shared": dict(_SHARED),
 }  # fmt: skip
 TITLES = {
-    "ebm": "shape functions (`ebm`)", "ebm-shared": "the same, shared noise", "newton": "logistic default (Newton)",
+    "ebm": "shape functions (`ebm`)", "ebm-shared": "the same, shared noise", "trees": "boosted trees (`trees`)",
+    "trees-shared": "the same, shared noise", "newton": "logistic default (Newton)",
     "newton-shared": "the same, shared noise", "interpret": "interpret, pooled", "xgboost": "XGBoost, pooled",
     "histogram": "HistGradientBoosting, pooled",
 }  # fmt: skip

@@ -67,6 +67,10 @@ _MODEL_DEFAULTS: dict[str, dict[str, Any]] = {
 }
 #: What an optimizer takes where nothing is given: momentum makes the first steps of RMSprop, which are long, diverge.
 _OPTIMIZER_DEFAULTS: dict[str, dict[str, Any]] = {"rmsprop": {"training.momentum": 0.0}}
+#: What an objective takes where nothing is given: who has the event has a long gradient, and to shorten it lowers hazards.
+_OBJECTIVE_DEFAULTS: dict[str, dict[str, Any]] = dict.fromkeys(
+    ("hazards", "piecewise-exponential"), {"privacy.max-grad-norm": 4.0}
+)
 #: What a sum with shared noise takes where nothing is given: the server gives its steps their momentum.
 _SHARED_DEFAULTS: dict[str, Any] = {"strategy": "fedavgm", "training.momentum": 0.0}
 _SHARED_OPTIONS = {"strategy-options": "server-momentum=0.9"}
@@ -78,13 +82,16 @@ def _defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     strategy, kind = str(given.get("strategy", "")), _kind(given)
     defaults = _OPTIMIZER_DEFAULTS.get(str(given.get("training.optimizer")), {})
     by_strategy = BUILT_IN[strategy].usual if strategy in BUILT_IN else {}
-    by_model = _MODEL_DEFAULTS.get(str(given.get("model")), {}) if kind.steps else {}
+    by_model, by_objective = (
+        table.get(str(given.get(key)), {}) if kind.steps else {}
+        for key, table in (("model", _MODEL_DEFAULTS), ("objective", _OBJECTIVE_DEFAULTS))
+    )
     shared = kind.server_steps and str(given.get("secure.shared-noise")).lower() == "true"
     # Another optimizer has another rate; strategies that set momentum and a shared sum take plain gradient steps.
     if shared or "training.momentum" in by_strategy or given.get(_OPTIMIZER) not in (None, by_model.get(_OPTIMIZER)):
         by_model = {key: value for key, value in by_model.items() if key not in (_OPTIMIZER, "training.learning-rate")}
     optimizer = "auto" if kind is CLASSIFICATION and open_to_newton else "sgd"
-    defaults = {_OPTIMIZER: optimizer, **defaults, **by_strategy, **by_model, **kind.defaults}
+    defaults = {_OPTIMIZER: optimizer, **defaults, **by_objective, **by_strategy, **by_model, **kind.defaults}
     if shared:
         defaults |= _SHARED_DEFAULTS | (_SHARED_OPTIONS if strategy in ("", "fedavgm") else {})
     return defaults
@@ -161,7 +168,7 @@ class RunConfig(Keys):
     )
     model: str = Field(
         "logistic",
-        description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md) or ebm (docs/boosting.md), of task "
+        description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md), ebm or trees (docs/boosting.md), of task "
         "synthesis a method such as moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
     )
     model_options: Written = Field(
@@ -429,18 +436,21 @@ class RunConfig(Keys):
         return given if _defaults(given)[_OPTIMIZER] == chosen else given | {_OPTIMIZER: chosen}
 
     def settled(self, schema: Schema) -> RunConfig:
-        """The same with the optimizer that ``training.optimizer`` auto takes for records of a schema.
+        """The same with the optimizer that ``training.optimizer`` auto takes for records of a schema, and the objective by name
+        where it has defaults of its own.
 
         The coordinator and each hospital choose by this one rule.
         """
-        return self.taking("newton" if self.is_open and newton.suits(schema) else "sgd")
+        of_time = len(schema.labels) > 1 and any(column.kind != "binary" for column in schema.labels)
+        by_label = {"objective": "hazards"} if of_time and not self.objective else {}
+        return self.taking("newton" if self.is_open and newton.suits(schema) else "sgd", **by_label)
 
-    def taking(self, optimizer: str) -> RunConfig:
+    def taking(self, optimizer: str, **by_label: str) -> RunConfig:
         """The same where ``training.optimizer`` auto stands for ``optimizer``, with its defaults for what was not given."""
         if not self.is_open:
             return self
         stays = {key: value for key, value in self._named().items() if key not in newton.STEPS}
-        return self.build(stays, {_OPTIMIZER: optimizer})
+        return self.build(stays, {_OPTIMIZER: optimizer}, by_label)
 
     @property
     def is_open(self) -> bool:

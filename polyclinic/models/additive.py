@@ -142,6 +142,14 @@ class Basis:
             feature, np.concatenate([tables for _, tables, _ in parts]), np.concatenate([u for *_, u in parts]), edges
         )
 
+    @property
+    def farthest(self) -> float:
+        """The length that no row exceeds."""
+        squares = np.zeros(int(self.feature.max()) + 1)
+        for number in range(len(squares)):
+            squares[number] = (self.tables[self.feature == number] ** 2).sum(axis=0).max(initial=0.0)
+        return float(np.sqrt(squares.sum()))
+
     def rows(self, x: Floats) -> Floats:
         """(n, q) the functions of (n, features) rows, NaN where a cell is missing."""
         cells = x.astype(np.float32)  # as the model reads them, so that no cell changes its bin

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from polyclinic.ehr.schema import BOUNDED_KINDS, Column
@@ -23,19 +23,39 @@ _MOST_INTERVALS = 1000
 _MOST = 6.0
 
 
+class Levels(nn.Module):
+    """(n, 1 or J) scores to (n, J) outputs, by a level of each interval that all rows share.
+
+    ``levels`` (J,) are in units that make one step of training about as long for them as for a feature's weight.
+    """
+
+    def __init__(self, start: Floats) -> None:
+        super().__init__()
+        self.unit = math.sqrt(len(start))
+        self.levels = nn.Parameter(torch.tensor(start / self.unit, dtype=torch.float32))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        return scores + self.unit * self.levels
+
+
 @dataclass(frozen=True)
 class Hazards(Objective):
-    """The chance of the event in each interval for those who reached it, an output each (Gensheimer and Narasimhan 2019).
+    """The chance of the event in each interval for those who reached it (Gensheimer and Narasimhan 2019).
+
+    A model says one score of a row, which moves the hazards of all intervals, and each interval has a level that all rows share.
+    Training begins where half of the patients have the event by the last edge, at one hazard per time, as nobody knows better.
 
     edges: The ends of the intervals, public and rising, in the time's unit; without any, ten equal parts of its bounds. A time
-    beyond the last edge counts as seen up to it. An observation that ends without the event within an interval counts for the
-    intervals before it.
+    beyond the last edge counts as seen up to it. An observation that ends without the event within an interval counts for half
+    of it, as in life tables.
     link: Of the chance of the event in an interval: logistic, or complementary-log-log, by which a linear model is one of
     proportional hazards (Prentice and Gloeckler 1978).
+    proportional: Whether the model's score is one for all intervals; otherwise it has a score for each.
     """
 
     edges: tuple[float, ...] = ()
     link: str = "logistic"
+    proportional: bool = True
 
     name: ClassVar[str] = "hazards"
     predicts: ClassVar[Predicted] = "survival"
@@ -63,6 +83,9 @@ class Hazards(Objective):
         if self.link not in self.links:
             raise self.refuse(f"whose option link is {self.link!r}; allowed are {', '.join(self.links)}")
 
+        if not isinstance(self.proportional, bool):
+            raise self.refuse(f"whose option proportional is {self.proportional!r}; allowed are true and false")
+
     @property
     def time(self) -> Column:
         return next(column for column in self.labels if column.kind != "binary")
@@ -80,7 +103,20 @@ class Hazards(Objective):
 
     @property
     def outputs(self) -> int:
+        return 1 if self.proportional else self.logits
+
+    @property
+    def logits(self) -> int:
         return len(self.ends)
+
+    @property
+    def start(self) -> Floats:
+        """(J,) outputs by which half have the event by the last edge, at one hazard per time."""
+        ends, begin = self.ends, (self.time.bounds or (0.0, 1.0))[0]
+        return self.outputs_of(torch.from_numpy(0.5 ** ((ends - begin) / (ends[-1] - begin)))[None])[0].numpy()
+
+    def head(self) -> nn.Module:
+        return Levels(self.start)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -103,12 +139,12 @@ class Hazards(Objective):
         return -(-torch.expm1(-passes)).clamp(min=_LEAST).log(), passes
 
     def _intervals(self, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """(..., J) whether the event was in each interval, and whether each was passed without it."""
+        """(..., J) whether the event was in each interval, and how much of each was passed without it."""
         ends, first = labels.new_tensor(self.ends), self.labels.index(self.time)
         time, event = (labels[..., place][..., None] for place in (first, 1 - first))
         begins = torch.cat([ends[:1] * 0 - torch.inf, ends[:-1]])
-        here = event * ((time > begins) & (time <= ends))
-        return here, torch.where(event > 0, ends < time, ends <= time)
+        inside = (time > begins) & (time <= ends)
+        return event * inside, (ends <= time) * (1 - event * inside) + (1 - event) * (inside & (time < ends)) / 2
 
     def predictions(self, outputs: Tensor) -> Tensor:
         return (-self._losses_of_chances(outputs)[1].cumsum(1)).exp()

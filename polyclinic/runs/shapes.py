@@ -119,14 +119,14 @@ def _additive(run: Run) -> Additive:
 
 def _are_two(objective: Objective) -> bool:
     """Whether the outputs are the logits of two classes."""
-    return objective.predicts == "classes" and objective.outputs == 2
+    return objective.predicts == "classes" and objective.logits == 2
 
 
 def _outputs(objective: Objective, model: Additive) -> list[str]:
     """The names of the outputs as they are shown."""
-    if _are_two(objective) or objective.outputs == 1:
+    if _are_two(objective) or objective.logits == 1:
         return [f"logit of {objective.columns[-1]}" if objective.has_classes else objective.label]
-    return list(objective.columns) if len(objective.columns) == objective.outputs else [
+    return list(objective.columns) if len(objective.columns) == objective.logits else [
         str(number) for number in range(model.shapes.shape[2])
     ]  # fmt: skip
 

@@ -328,3 +328,14 @@ def test_a_run_is_resumed_by_its_folder_its_name_or_as_the_latest(tmp_path: Path
 def test_a_coordinators_serverapps_take_no_simulated_hospital(coordinator: Path) -> None:
     """At a SuperLink that Flower made by itself a simulation may run; ``enrol`` has what becomes of a hospital that says so."""
     assert simulates({}) and not simulates(Coordinator.read(coordinator).settings)
+
+
+def test_a_run_is_submitted_by_a_file_over_which_keys_rank(cli: Cli, coordinator: Path, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("rounds = 0\n[privacy]\nepsilon = 2.0\n")
+    done = cli("coordinator", "submit", coordinator, tmp_path / "run.toml")
+    assert done.code == 2 and "Configuration key 'rounds' has the value 0" in done.error
+    done = cli(
+        "coordinator", "submit", coordinator, tmp_path / "run.toml", "-c", "rounds=2", "-c", "privacy.epsilon=-1"
+    )
+    assert done.code == 2 and "Configuration key 'privacy.epsilon' has the value -1" in done.error
+    assert cli("coordinator", "submit", coordinator, tmp_path / "none.toml").code == 2

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import numpy as np
@@ -41,6 +43,17 @@ def made(name: str, options: dict[str, Any] | None = None, kind: str = "") -> Ob
     cohort, usual = TAKEN[name]
     config = RunConfig(objective=name, objective_options=usual if options is None else options)
     return objective_of(config, schema(kind or cohort).labels)
+
+
+def by_interval(x: np.ndarray, y: np.ndarray, ends: tuple[float, ...]) -> Iterator[tuple[np.ndarray, ...]]:
+    """Of each interval the rows at risk, whether the event was there, and how much of it each row passed, as in life tables."""
+    time, event = y[:, 0], y[:, 1] == 1
+    for begin, end in pairwise((-np.inf, *ends)):
+        died = event & (time > begin) & (time <= end)
+        risk = died | (time >= end) & ~event | (time > end)
+        inside = ~event & (time > begin) & (time < end)
+        seen = risk | inside
+        yield x[seen], died[seen], np.where(inside, 0.5, 1.0)[seen]
 
 
 def fitted(objective: Objective) -> tuple[np.ndarray, Any, np.ndarray]:
@@ -96,10 +109,10 @@ def test_losses_by_hand() -> None:
     assert made("multi-label").losses(zeros, torch.tensor([[1.0, 0.0, 1.0]])).tolist() == pytest.approx(
         [3 * math.log(2)]
     )
-    # In even odds: dead in the second interval; censored within the second, which counts for the first; alive to the end.
+    # In even odds: dead in the second interval; censored within the second: the first and half of it; alive to the end.
     seen = torch.tensor([[20.0, 1.0], [20.0, 0.0], [100.0, 0.0]])
     losses = made("hazards").losses(zeros.expand(3, 3), seen).tolist()
-    assert losses == pytest.approx([2 * math.log(2), math.log(2), 3 * math.log(2)])
+    assert losses == pytest.approx([2 * math.log(2), 1.5 * math.log(2), 3 * math.log(2)])
     focal = Classification(schema("died").labels, focal=2.0)
     assert focal.losses(torch.zeros(1, 2), torch.tensor([1])).tolist() == pytest.approx([0.25 * math.log(2)])
     smooth = Classification(schema("died").labels, smoothing=0.2)
@@ -172,36 +185,52 @@ def test_ordered_classes_have_one_slope_and_rising_thresholds() -> None:
 
 
 def test_hazards_are_logistic_regression_of_patients_by_interval() -> None:
-    objective = made("hazards")
-    x, y, predicted = fitted(objective)
+    ends = (10.0, 30.0, 60.0)
+    x, y, predicted = fitted(made("hazards", {"edges": list(ends), "proportional": False}))
     before = np.concatenate([np.ones((len(x), 1)), predicted[:, :-1]], axis=1)
-    hazards, begin = 1 - predicted / before, 0.0
-    for number, end in enumerate((10.0, 30.0, 60.0)):
-        died = (y[:, 1] == 1) & (y[:, 0] > begin) & (y[:, 0] <= end)
-        seen = died | np.where(y[:, 1] == 1, y[:, 0] > end, y[:, 0] >= end)
-        model = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(x[seen], died[seen])
+    hazards = 1 - predicted / before
+    for number, (own, died, weight) in enumerate(by_interval(x, y, ends)):
+        model = LogisticRegression(C=1e9, tol=1e-10, max_iter=10_000).fit(own, died, weight)
         assert np.abs(model.predict_proba(x)[:, 1] - hazards[:, number]).max() < 1e-3
-        begin = end
+
+
+def test_proportional_hazards_are_one_logistic_regression_of_patients_in_all_intervals() -> None:
+    x, y, predicted = fitted(made("hazards"))
+    parts = [*by_interval(x, y, (10.0, 30.0, 60.0))]
+    level = np.concatenate([np.eye(3)[[number] * len(own)] for number, (own, *_) in enumerate(parts)])
+    whole, died, weight = (np.concatenate(part) for part in zip(*parts, strict=True))
+    design = np.hstack([level, whole])
+    fit = sm.GLM(died.astype(float), design, sm.families.Binomial(), freq_weights=weight).fit()
+    logits = fit.params[:3] + (x @ fit.params[3:])[:, None]
+    assert np.cumprod(1 / (1 + np.exp(logits)), axis=1) == pytest.approx(predicted, abs=1e-3)
+
+
+def test_training_begins_where_half_have_the_event_by_the_last_edge() -> None:
+    for name, link in (("hazards", "logistic"), ("hazards", "complementary-log-log"), ("piecewise-exponential", "log")):
+        objective = made(name, {"edges": [10.0, 30.0, 60.0], "link": link})
+        head = objective.head()
+        assert head is not None
+        begun = objective.predictions(head(torch.zeros(1, 1)).double())[0]
+        assert begun.tolist() == pytest.approx([0.5 ** (1 / 6), 0.5**0.5, 0.5], rel=1e-5)
 
 
 def test_the_other_link_and_constant_hazards_are_generalised_linear_models_of_patients_by_interval() -> None:
-    begins, ends = np.array([0.0, 10.0, 30.0]), np.array([10.0, 30.0, 60.0])
+    ends, begins = (10.0, 30.0, 60.0), (0.0, 10.0, 30.0)
     for name, options in (("hazards", {"link": "complementary-log-log"}), ("piecewise-exponential", {})):
-        objective = made(name, TAKEN[name][1] | options)
+        objective = made(name, TAKEN[name][1] | options | {"proportional": False})
         x, y, predicted = fitted(objective)
         hazards = -np.diff(np.log(predicted), axis=1, prepend=0.0)
-        for number, (begin, end) in enumerate(zip(begins, ends, strict=True)):
-            died = (y[:, 1] == 1) & (y[:, 0] > begin) & (y[:, 0] <= end)
-            if name == "hazards":
-                family, seen = (
-                    sm.families.Binomial(sm.families.links.CLogLog()),
-                    died | (y[:, 0] > end) | ((y[:, 0] == end) & (y[:, 1] == 0)),
-                )
-                offset = np.zeros(seen.sum())
-            else:
-                family, seen = sm.families.Poisson(), y[:, 0] > begin
+        for number, (own, died, weight) in enumerate(by_interval(x, y, ends)):
+            family: Any = sm.families.Binomial(sm.families.links.CLogLog())
+            offset = None
+            if name != "hazards":
+                family, begin, end = sm.families.Poisson(), begins[number], ends[number]
+                seen = y[:, 0] > begin
+                own, weight = x[seen], np.ones(seen.sum())
+                died = ((y[:, 1] == 1) & (y[:, 0] <= end))[seen]
                 offset = np.log(((y[:, 0] - begin) / (end - begin)).clip(0, 1)[seen])
-            fit = sm.GLM(died[seen].astype(float), sm.add_constant(x[seen]), family, offset=offset).fit()
+            design = sm.add_constant(own)
+            fit = sm.GLM(died.astype(float), design, family, offset=offset, freq_weights=weight).fit()
             assert np.exp(sm.add_constant(x) @ fit.params) == pytest.approx(hazards[:, number], rel=3e-3), (
                 name,
                 number,

@@ -116,7 +116,7 @@ def test_an_option_of_another_type_is_named(task: str, options: dict[str, object
 def test_a_run_in_which_no_hospital_answered_says_so(
     task: str, options: dict[str, object], name: str, private: bool
 ) -> None:
-    dataset = f"tests.programs.survival_cohorts:{name}" if name else "heart-disease-920"
+    dataset = f"benchmarks.utility.cohorts:{name}" if name else "heart-disease-920"
     keys = {"dataset": dataset, "task": task, "task-options": options, "privacy.dp": private}
     program = program_of(config := RunConfig.build(keys))
     half = program.half(dataset_of(config).schema, [], 1.0)

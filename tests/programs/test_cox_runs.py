@@ -12,6 +12,7 @@ import pytest
 from lifelines import CoxPHFitter
 from statsmodels.duration.hazard_regression import PHReg
 
+from benchmarks.utility.cohorts import cohort, records
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -21,7 +22,6 @@ from polyclinic.programs import program_of
 from polyclinic.programs.analyses.cox import Cox
 from polyclinic.training.survival.cox import CoxTask
 from polyclinic.training.task import SiteWork
-from tests.programs.survival_cohorts import cohort, records
 
 TERMS = ["fin", "age", "race", "wexp", "mar", "paro", "prio"]
 
@@ -34,7 +34,7 @@ def run(out: Path, options: dict[str, Any], name: str = "ROSSI", **keys: Any) ->
         "pictures": False,
         "out": str(out),
     }
-    return Federation.from_dataset(f"tests.programs.survival_cohorts:{name}").run(**(fixed | keys))
+    return Federation.from_dataset(f"benchmarks.utility.cohorts:{name}").run(**(fixed | keys))
 
 
 @pytest.mark.parametrize("secure", [False, True])

@@ -14,6 +14,7 @@ from lifelines import KaplanMeierFitter
 from lifelines.statistics import multivariate_logrank_test
 from statsmodels.duration.survfunc import survdiff
 
+from benchmarks.utility.cohorts import cohort, records
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -23,9 +24,8 @@ from polyclinic.programs import program_of
 from polyclinic.training.auditing.audit import noise, sensitivity
 from polyclinic.training.survival.counts import SurvivalCounts
 from tests.conftest import ROOT
-from tests.programs.survival_cohorts import cohort, records
 
-COHORTS = "tests.programs.survival_cohorts:"
+COHORTS = "benchmarks.utility.cohorts:"
 
 
 def run(out: Path, options: dict[str, Any], name: str = "GBSG2", **keys: Any) -> RunResult:

@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import pytest
+import torch
 from sklearn.linear_model import LogisticRegression, PoissonRegressor
 from sklearn.metrics import roc_auc_score
 
+from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.schema import Column, Schema
+from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.additive import Basis, additive
+from polyclinic.models.forest import forest
 from polyclinic.objectives.classes import Binary, Classification, Ordinal
 from polyclinic.objectives.counts import Poisson
 from polyclinic.objectives.numbers import Squared
 from polyclinic.objectives.objective import Objective, made_up_labels
 from polyclinic.objectives.sets import MultiLabel
 from polyclinic.objectives.survival import Hazards
-from polyclinic.privacy.streams import generator
+from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.boosting.outcome import Outcome
-from polyclinic.training.boosting.shapes import Shapes, Table
+from polyclinic.training.boosting.shapes import Shapes, ShapesTask, Table
+from polyclinic.training.boosting.trees import Directions, Trees
+from polyclinic.training.synthesis import ROUND, SUM
+from polyclinic.training.task import SiteWork
 from polyclinic.types import Arrays, Floats, Labels
 
 BINARY = Column(name="died", kind="binary", role="label")
@@ -37,13 +46,19 @@ OBJECTIVES = [
 WAVES = {"components": 4, "smoothness": 1}
 
 
-def _method(objective: Objective, features: int = 3, rounds: int = 10, private: bool = True, **options: int) -> Shapes:
+def _method(
+    objective: Objective, features: int = 3, rounds: int = 10, private: bool = True, model: str = "ebm", **options: int
+) -> Shapes:
     columns = [
         Column(name=f"x{number}", kind="continuous", bounds=(-1, 1), nullable=True) for number in range(features)
     ]
     schema = Schema(name="made-up", unit="record", columns=(*columns, *objective.labels))
     outcome = Outcome(objective, private)
-    return Shapes(Table.of_functions(schema, Basis.of(schema, **options), outcome), outcome, rounds, private)
+    functions, method = {"ebm": (Basis, Shapes), "trees": (Directions, Trees)}[model]
+    return method(Table.of_functions(schema, functions.of(schema, **options), outcome), outcome, rounds, private)
+
+
+SMALL: dict[str, dict[str, int]] = {"ebm": {}, "trees": {"trees": 32, "depth": 3, "directions": 40}}
 
 
 def _fit(method: Shapes, x: Floats, y: Labels, noise: float = 0.0, seed: int = 0) -> Arrays:
@@ -71,9 +86,10 @@ def _additive(patients: int, seed: int = 0) -> tuple[Floats, Floats]:
 
 @pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: f"{one.name}-{one.outputs}")
 @pytest.mark.parametrize("private", [True, False])
-def test_no_patient_moves_a_sum_by_more_than_one(objective: Objective, private: bool) -> None:
+@pytest.mark.parametrize("model", ["ebm", "trees"])
+def test_no_patient_moves_a_sum_by_more_than_one(objective: Objective, private: bool, model: str) -> None:
     """Whatever the rows, the labels and the question are, also before sums are clipped."""
-    method, rng = _method(objective, private=private), generator(1, "rows")
+    method, rng = _method(objective, private=private, model=model, **SMALL[model]), generator(1, "rows")
     x = rng.standard_normal((300, 3)) * 10.0 ** rng.integers(-3, 30, (300, 1))
     x[rng.random(x.shape) < 0.1] = np.nan
     z = method.layout.rows(x, made_up_labels(objective.labels, 300))
@@ -144,6 +160,66 @@ def test_hazards_are_one_regression_over_all_intervals() -> None:
     events = (interval == last[person]) & hit.any(axis=1)[person]
     exact = LogisticRegression(C=1.0, max_iter=1000, fit_intercept=False).fit(rows, events)
     assert np.abs(outputs[there] - exact.decision_function(rows)).max() < 0.15
+
+
+def test_leaves_without_noise_are_the_logistic_regression_on_their_directions() -> None:
+    """A patient's risk is high where exactly one of two columns is; more rounds come nearer to the regression."""
+    x, _ = _additive(10_000)
+    y = (generator(7, "labels").random(len(x)) < np.where((x[:, 0] > 0) != (x[:, 1] > 0), 0.7, 0.3)).astype(np.int64)
+    off = []
+    for rounds in (2, 10):
+        method = _method(
+            Binary((BINARY,)), rounds=rounds, private=False, model="trees", trees=64, depth=3, directions=40
+        )
+        state = _fit(method, x, y)
+        rows = method.layout.basis.rows(x)
+        exact = LogisticRegression(C=1.0, max_iter=1000).fit(rows, y).decision_function(rows)
+        off.append(float(np.abs(_outputs(method, state, x)[:, 0] - exact).mean()))
+    assert off[1] < 0.05 and off[1] < off[0]
+    grown = forest(3, 1, method.layout.schema, trees=64, depth=3, directions=40)
+    like = {name: value.numpy() for name, value in grown.state_dict().items()}
+    grown.load_state_dict({name: torch.from_numpy(value) for name, value in method.arrays(state, like).items()})
+    outputs = grown(torch.from_numpy(x.astype(np.float32))).detach().numpy()
+    np.testing.assert_allclose(outputs, _outputs(method, state, x), atol=1e-4)
+    assert roc_auc_score(y, outputs[:, 0]) > 0.65
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES, ids=lambda one: f"{one.name}-{one.outputs}")
+def test_hospitals_sums_of_leaves_are_the_pooled_gradients(objective: Objective) -> None:
+    """By the leaves themselves: of each, the patients in it times their residuals, turned to the directions."""
+    method = _method(objective, private=False, model="trees", **SMALL["trees"])
+    x, y = _additive(400)[0], made_up_labels(objective.labels, 400)
+    state = _fit(method, x, y)
+    question, directions = method.question(3, state), cast(Directions, method.layout.basis)
+    parts = [slice(0, 150), slice(150, 400)]
+    found = sum(
+        clipped_total(method, 3, question, method.layout.rows(x[at], y[at]), np.arange(len(x[at])), len(x[at]))
+        for at in parts
+    )
+    leaves = np.zeros((400, len(directions.tables)))
+    np.put_along_axis(leaves, directions._places(x), 1.0, axis=1)
+    outputs = _outputs(method, state, x)
+    residuals = method.outcome.residuals(outputs, method.outcome.labels(y))
+    rows = leaves @ directions.tables - directions.offset - question["centre"]
+    along = question["basis"].T @ (rows.T @ (residuals @ method.outcome.contrasts))
+    pooled = np.concatenate([(residuals @ method.outcome.levels).sum(axis=0), along.ravel()]) / question["radius"]
+    np.testing.assert_allclose(found, pooled, rtol=1e-9, atol=1e-9)
+
+
+def test_released_sums_of_leaves_have_noise_of_the_stated_size() -> None:
+    method = _method(Binary((BINARY,)), model="trees", **SMALL["trees"])
+    x, y, build = _additive(50)[0], np.arange(50) % 2, forest
+    rows = Rows(x, y, np.arange(50), 50)
+    task = ShapesTask(method).asked({ROUND: np.array([1])})
+    exact = clipped_total(method, 1, {}, method.layout.rows(x, y), np.arange(50), 50)
+    settings = train_settings(RunConfig.build({"model": "trees"}), 3.0)
+    noise = []
+    for seed in range(5):
+        work = SiteWork(rows, keyed_stream(seed, "batches"), keyed_stream(seed, "noise"), 50.0)
+        (update,) = task.train(build, {}, [work], settings)
+        noise.append(50 * update.arrays[SUM] - exact)
+    drawn = np.concatenate(noise)
+    assert abs(drawn.std() / 3.0 - 1) < 4 / np.sqrt(2 * len(drawn)) and abs(drawn.mean()) < 4 * 3 / np.sqrt(len(drawn))
 
 
 def test_the_band_holds_shape_functions_that_the_prior_expects() -> None:

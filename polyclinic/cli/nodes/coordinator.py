@@ -188,9 +188,11 @@ def submit(
 ) -> None:
     """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
     with loading():
+        from polyclinic.config import SECTIONS
+        from polyclinic.config.keys import flat_keys
         from polyclinic.deployment.submitting import submit as send
 
-    given = (read_toml(config, "configuration file") if config else {}) | assignments(sets)
+    given = flat_keys(read_toml(config, "configuration file") if config else {}, SECTIONS) | assignments(sets)
     result: dict[str, Any] = send(
         _read(folder), given, stream, app_dir, address, lambda line: say(line, errors=as_json), resume
     )

@@ -7,8 +7,8 @@ from typing import Any
 from polyclinic.config.programs.kinds import Kind
 from polyclinic.config.programs.newton import FIXED
 
-#: Models of task classification whose rounds are sums by which shape functions are made.
-MODELS = ("ebm",)
+#: Models of task classification whose rounds are sums by which shape functions or the leaves of trees are made.
+MODELS = ("ebm", "trees")
 #: What they take where nothing is given.
 DEFAULTS: dict[str, Any] = {
     "rounds": 10, "data.standardise": "measured", "privacy.statistics-share": 0.2, "training.momentum": 0.0,
@@ -27,7 +27,7 @@ def check_boosting(config: Any) -> None:
             )
 
 
-#: Training shape functions.
+#: Training shape functions or trees.
 BOOSTING = Kind(
     "boosting", frozenset({"evaluation", "objective", "objective-options", "model-options"}), DEFAULTS, check_boosting,
     steps=False, shares_noise=True, server_steps=False,

@@ -17,6 +17,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.objectives.counts import Poisson
 from polyclinic.objectives.numbers import Huber
 from polyclinic.objectives.objective import Objective
+from polyclinic.objectives.survival import Hazards
 from polyclinic.types import Floats, Labels
 
 #: Objectives that have a curvature by which steps can be taken, and a model without a head of their own.
@@ -44,14 +45,14 @@ class Outcome:
         plain = self.objective.loss == "cross-entropy" or self.objective.name not in ("classification", "binary")
         if self.objective.name not in OBJECTIVES or not plain:
             raise ConfigError(
-                f"Configuration key 'model' has the value 'ebm', which takes the objectives {', '.join(OBJECTIVES)}, those of "
+                f"Configuration key 'model' names boosting, which takes the objectives {', '.join(OBJECTIVES)}, those of "
                 f"classes without options; the run's is {self.objective.name!r}."
             )
 
     @cached_property
     def contrasts(self) -> Floats:
         """(O, L) by which shape functions reach the outputs."""
-        count = self.objective.outputs
+        count = self.objective.logits
         if self.objective.predicts == "classes" and count > 1:  # each class beside those before it (Helmert)
             columns = np.triu(np.ones((count, count - 1)))
             columns[np.arange(1, count), np.arange(count - 1)] = -np.arange(1.0, count)
@@ -61,7 +62,14 @@ class Outcome:
     @cached_property
     def levels(self) -> Floats:
         """(O, I) by which the intercept reaches the outputs."""
-        return np.eye(self.objective.outputs) if self.objective.predicts == "survival" else self.contrasts
+        return np.eye(self.objective.logits) if self.objective.predicts == "survival" else self.contrasts
+
+    @cached_property
+    def start(self) -> Floats:
+        """(I,) the intercept before anything is known."""
+        if isinstance(self.objective, Hazards):
+            return self.objective.start
+        return np.zeros(self.levels.shape[1])
 
     @cached_property
     def bridge(self) -> Floats:

@@ -18,7 +18,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import ClassVar
+from typing import ClassVar, Protocol, cast
 
 import numpy as np
 import torch
@@ -57,16 +57,28 @@ _DRAWS = 256
 _ROWS_AT_ONCE = 4096
 
 
+class Functions(Protocol):
+    """Functions of a row: ``usual`` (q,) their variances among patients before any is seen, ``farthest`` the length that no row
+    exceeds, and ``rows`` (n, q) their values for (n, features) rows, NaN where a cell is missing."""
+
+    usual: Floats
+
+    @property
+    def farthest(self) -> float: ...
+
+    def rows(self, x: Floats) -> Floats: ...
+
+
 class Table(Layout):
     """A record as the values of ``basis``, and its labels as columns of numbers."""
 
-    basis: Basis
+    basis: Functions
     outcome: Outcome
 
     @classmethod
-    def of_functions(cls, schema: Schema, basis: Basis, outcome: Outcome) -> Table:
+    def of_functions(cls, schema: Schema, basis: Functions, outcome: Outcome) -> Table:
         """Of rows that are standardised, NaN where a cell is missing."""
-        count = len(basis.feature)
+        count = len(basis.usual)
         table = cls(schema, np.zeros(count), np.ones(count), np.zeros(count, dtype=bool))
         vars(table).update(basis=basis, outcome=outcome)
         return table
@@ -120,7 +132,7 @@ class Shapes:
     def check(self, question: Arrays) -> None:
         """Raises ConfigError for arrays of other shapes than a round asks."""
         if question and set(question) != set(self._shapes_asked):
-            raise ConfigError(f"The question holds {', '.join(sorted(question))}, which no round of ebm asks.")
+            raise ConfigError(f"The question holds {', '.join(sorted(question))}, which no round of {self.name} asks.")
         for name, value in question.items():
             if value.shape != self._shapes_asked[name] or value.dtype != np.float64:
                 raise ConfigError(f"The question's {name!r} must be float64 of shape {self._shapes_asked[name]}.")
@@ -140,7 +152,7 @@ class Shapes:
         """The model as the arrays of ``models.additive.Additive``; those of ``like`` before there is one."""
         if "weights" not in state:
             return like
-        basis, weights, contrasts = self.layout.basis, state["weights"], self.outcome.contrasts
+        basis, weights, contrasts = cast(Basis, self.layout.basis), state["weights"], self.outcome.contrasts
         values = basis.tables[:, :, None] * (weights @ contrasts.T)[:, None, :]
         middles = state["centre"][:, None] * (weights @ contrasts.T)
         shapes, spreads = np.zeros(like["shapes"].shape), np.zeros(like["deviations"].shape)
@@ -158,7 +170,10 @@ class Shapes:
 
     def _importances(self, state: Arrays) -> Floats:
         """(columns,) standard deviation of what each column adds to the outputs."""
-        feature, starts = self.layout.basis.feature, [at.start for _, at in feature_slices(self.layout.schema)]
+        feature, starts = (
+            cast(Basis, self.layout.basis).feature,
+            [at.start for _, at in feature_slices(self.layout.schema)],
+        )
         column, squares = np.searchsorted(starts, feature, "right") - 1, np.zeros(len(starts))
         for number in range(len(starts)):
             own = column == number
@@ -194,10 +209,7 @@ class Shapes:
     @cached_property
     def _farthest(self) -> float:
         """The length of the longest row that there can be, behind a 1."""
-        squares, basis = np.zeros(int(self.layout.basis.feature.max()) + 1), self.layout.basis
-        for number in range(len(squares)):
-            squares[number] = (basis.tables[basis.feature == number] ** 2).sum(axis=0).max(initial=0.0)
-        return math.sqrt(1.0 + float(squares.sum()))
+        return math.hypot(1.0, self.layout.basis.farthest)
 
     @cached_property
     def _usual(self) -> float:
@@ -206,8 +218,13 @@ class Shapes:
 
     @cached_property
     def _first_reach(self) -> float:
-        """The longest residual of the first round, in which all outputs are 0."""
-        return float(self.outcome.longest(np.zeros((1, len(self.outcome.levels))))[0])
+        """The longest residual of the first round, in which the model is its intercept."""
+        return float(self.outcome.longest(self._first_outputs)[0])
+
+    @cached_property
+    def _first_outputs(self) -> Floats:
+        """(1, O)"""
+        return (self.outcome.levels @ self.outcome.start)[None]
 
     @cached_property
     def _first_scales(self) -> tuple[float, float, float]:
@@ -223,7 +240,7 @@ class Shapes:
         return np.concatenate([rows[:, :1] * (residuals @ self.outcome.levels), each], axis=1)
 
     def _moments(self, functions: Floats, labels: Floats) -> Floats:
-        residuals = self.outcome.residuals(np.zeros((len(functions), len(self.outcome.levels))), labels)
+        residuals = self.outcome.residuals(np.repeat(self._first_outputs, len(functions), axis=0), labels)
         rows = shortened(np.concatenate([np.ones((len(functions), 1)), functions], axis=1), self._usual)
         parts = (self._gradient(rows, residuals), rows, products(rows[:, 1:], MOST_CORRELATED))
         return np.concatenate([part / scale for part, scale in zip(parts, self._first_scales, strict=True)], axis=1)
@@ -261,7 +278,7 @@ class Shapes:
             **state, "centre": centre, "basis": basis, "gains": gains, "moments": moments,
             "prior": gains / variances * max(float(np.trace(moments)), 1e-6) / _PRIOR,
             "precision": np.zeros(q), "noisy": np.zeros(q), "informed": np.zeros((q, contrasts)),
-            "coefficients": np.zeros((q, contrasts)), "intercept": np.zeros(levels), "level_precision": np.zeros(levels),
+            "coefficients": np.zeros((q, contrasts)), "intercept": self.outcome.start, "level_precision": np.zeros(levels),
             "level_informed": np.zeros(levels),
         }  # fmt: skip
         error = noise * scales[0]
@@ -276,7 +293,7 @@ class Shapes:
         prior = float(variances.sum()) / _PRIOR / variances
         gains = np.ones(len(variances))
         reach = float(self._first_reach)
-        curvature = self.outcome.information(np.zeros((1, len(self.outcome.levels))))[0]
+        curvature = self.outcome.information(self._first_outputs)[0]
         for _ in range(30 if noise else 0):
             information = self.rounds * (curvature / (noise * reach)) ** 2 / (1 + float(gains.sum()))
             information = max(information, 2 * float(prior.min()))
@@ -306,7 +323,8 @@ class Shapes:
         coefficients = informed * (whole / (whole + state["prior"]) / precision)[:, None]
         after = {
             **state, "level_precision": level_precision, "level_informed": level_informed, "precision": precision,
-            "informed": informed, "intercept": level_informed / (level_precision + 1 / _MEAN), "coefficients": coefficients,
+            "informed": informed, "intercept": (level_informed + self.outcome.start / _MEAN) / (level_precision + 1 / _MEAN),
+            "coefficients": coefficients,
             "noisy": noisy, "uncertain": _ROUGHLY / (certain + state["prior"]), "weights": state["basis"] @ coefficients,
         }  # fmt: skip
         return {**after, "radius": np.array([self._radius(after)])}

@@ -2,7 +2,8 @@
 
 Each row has a ``time`` (n,), the last at which the patient was seen, and an ``event`` (n,) bool, whether the event came then. The
 ``weights`` (B, n) say how often each row counts in each of B resamples. Chances of not being censored are those of the rows as
-they are, also in a resample. Values agree with those of scikit-survival. Nothing here is private.
+they are, also in a resample. Values agree with those of scikit-survival, but for patients who are censored exactly when a Brier
+score is taken: they had no event until then, and it leaves them out. Nothing here is private.
 """
 
 from __future__ import annotations

@@ -17,6 +17,8 @@ from polyclinic.types import Floats, Labels
 
 _LEAST = 1e-12
 _INTERVALS = 10
+# A hospital's work on a patient's shape functions or trees grows with the square of their number.
+_MOST_INTERVALS = 1000
 # Of the logarithm of a hazard: beyond it losses go on as straight lines, so that no output overflows.
 _MOST = 6.0
 
@@ -72,6 +74,8 @@ class Hazards(Objective):
             raise self.refuse(f"which takes a time with bounds and a 'binary' event as labels; {self.described()}")
         low, high = self.time.bounds or (0.0, 1.0)
         numbers = isinstance(self.edges, tuple) and all(isinstance(edge, int | float) for edge in self.edges)
+        if numbers and len(self.edges) > _MOST_INTERVALS:
+            raise self.refuse(f"whose option edges has {len(self.edges):,} numbers; allowed are {_MOST_INTERVALS:,}")
         if not numbers or list(self.edges) != sorted(set(self.edges)) or any(not low < e <= high for e in self.edges):
             raise self.refuse(
                 f"whose option edges is {self.edges!r}; it must be rising numbers above {low:g}, at most {high:g}"

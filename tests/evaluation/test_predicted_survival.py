@@ -76,6 +76,13 @@ def test_brier_scores_are_those_of_scikit_survival(cohort: Cohort) -> None:
     assert over_time(ours[:, :1], cohort.ends[:1]) == pytest.approx(ours[:, 0])
 
 
+def test_who_is_censored_when_a_score_is_taken_had_no_event_until_then() -> None:
+    """Where scikit-survival counts nothing for such a patient, so that its mean is lower."""
+    time, event, ends = np.array([1.0, 2.0, 3.0]), np.array([True, False, True]), np.array([2.0])
+    scores = brier_scores(time, event, np.full((3, 1), 0.4), ends)
+    assert scores[:, 0] == pytest.approx([0.4**2, 0.6**2, 0.6**2])
+
+
 @pytest.mark.parametrize("by_time", [False, True])
 def test_auroc_over_time_is_that_of_scikit_survival(cohort: Cohort, by_time: bool) -> None:
     risk = 1 - cohort.survival + 0.05 * np.sin(np.outer(cohort.time, cohort.ends)) if by_time else cohort.risk

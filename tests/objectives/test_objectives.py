@@ -266,6 +266,7 @@ def test_constant_hazards_by_hand() -> None:
         ("huber", {"threshold": 0}, "days", "threshold is 0; it must be above 0"),
         ("negative-binomial", {"dispersion": 0}, "visits", "dispersion is 0; it must be above 0"),
         ("hazards", {"edges": [5, 200]}, "survival", "rising numbers above 0, at most 100"),
+        ("hazards", {"edges": [*range(1, 1002)]}, "survival", "edges has 1,001 numbers; allowed are 1,000"),
         ("hazards", {"link": "probit"}, "survival", "link is 'probit'; allowed are logistic, complementary-log-log"),
         ("squared", {"level": 1}, "days", "objective-options do not make an objective 'squared'"),
     ],

@@ -257,18 +257,20 @@ def tables(result: Mapping[str, Any]) -> str:
 
 
 def _table(own: Sequence[Mapping[str, Any]]) -> str:
-    cells = {(row["method"], row["epsilon"]): row for row in own}
+    cells, most = {(row["method"], row["epsilon"]): row for row in own}, max(len(row["aurocs"]) for row in own)
     lines = ["| model | ε = 1 | ε = 3 | ε = 10 | without privacy |", "|---|---|---|---|---|"]
     for method, title in TITLES.items():
-        shown = [_cell(cells.get((method, epsilon))) for epsilon in (*EPSILONS, None)]
+        shown = [_cell(cells.get((method, epsilon)), most) for epsilon in (*EPSILONS, None)]
         lines.append(f"| {title} | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def _cell(row: Mapping[str, Any] | None) -> str:
+def _cell(row: Mapping[str, Any] | None, most: int) -> str:
+    """With the number of splits where they are not ``most``."""
     if row is None:
         return "–"
-    return f"{row['auroc']:.3f}" + (f" ± {row['error']:.3f}" if row["error"] is not None else "")
+    error = f" ± {row['error']:.3f}" if row["error"] is not None else ""
+    return f"{row['auroc']:.3f}{error}" + (f" ({len(row['aurocs'])})" if len(row["aurocs"]) < most else "")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Additive models: a row's outputs are an intercept and, for each feature, the number of the bin that its cell lies in.
 
 The numbers of one feature are its shape function, which can be drawn and read (Lou, Caruana and Gehrke 2012). Numeric features
-have bins of equal shares of a normal distribution, so that they suit columns that are standardised; 0/1 features have two bins.
-A missing cell has a bin of its own.
+have bins of equal shares of a wide normal distribution, so that they suit columns that are standardised; 0/1 features have two
+bins. A missing cell has a bin of its own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from polyclinic.types import Floats, Ints
 #: Options of the model ``ebm`` where none are given.
 BINS, COMPONENTS, SMOOTHNESS = 32, 8, 2.0
 _MOST_COMPONENTS = 64
+_WIDE = 1.5  # standard deviations of the normal distribution of which bins have equal shares: counts have long tails
 _YES_OR_NO = 0.2  # the usual variance of a feature that is 0 or 1
 
 
@@ -32,12 +33,12 @@ def bin_edges(schema: Schema, bins: int = BINS) -> np.ndarray:
     >>> from polyclinic.ehr.schema import Column
     >>> label = Column(name="died", kind="binary", role="label")
     >>> columns = (Column(name="age", kind="continuous", bounds=(0, 100)), Column(name="male", kind="binary"), label)
-    >>> bin_edges(Schema(name="ward", unit="record", columns=columns), bins=4).round(2).tolist()
-    [[-0.67, 0.0, 0.67], [0.5, inf, inf]]
+    >>> bin_edges(Schema(name="ward", unit="record", columns=columns), bins=4).astype(float).round(2).tolist()
+    [[-1.01, 0.0, 1.01], [0.5, inf, inf]]
     """
     if not 2 <= bins <= 1000:
         raise ValueError(f"bins is {bins}; it must be from 2 to 1000")
-    quantiles = [NormalDist().inv_cdf(number / bins) for number in range(1, bins)]
+    quantiles = [NormalDist(0, _WIDE).inv_cdf(number / bins) for number in range(1, bins)]
     yes_or_no = [0.5, *[np.inf] * (bins - 2)]
     return np.array([quantiles if is_number else yes_or_no for is_number in standardised_mask(schema)], np.float32)
 
@@ -96,7 +97,8 @@ class Basis:
     """Smooth functions of the bins, of which shape functions are made while they are trained.
 
     A number has a straight line over its standardised bins and what cosines of 1, 2, ... half waves add to it: ``components``
-    functions (fewer than bins) that are uncorrelated over the bins, each divided by its number to the power of ``smoothness``.
+    functions (fewer than bins) that are uncorrelated where the column is normal, each divided by its number to the power of
+    ``smoothness``.
     With coefficients of one variance, a priori, slow changes are large and fast ones small. A 0/1
     feature has itself, and a cell that may be missing the indicator that it is.
 
@@ -123,10 +125,12 @@ class Basis:
         waves = np.arange(1, components + 1)[:, None]
         scales: Floats = waves.astype(np.float64) ** -float(smoothness)
         middles = (np.arange(bins) + 0.5) / bins
-        line = np.array([NormalDist().inv_cdf(middle) for middle in middles])
+        line = np.array([NormalDist(0, _WIDE).inv_cdf(middle) for middle in middles])
         raw = np.concatenate([line[None], np.cos(np.pi * waves[: components - 1] * middles)])
-        independent, triangle = np.linalg.qr(raw.T)
-        cosines = np.sqrt(bins) * (independent * np.sign(np.diag(triangle))).T * scales
+        below = [NormalDist().cdf(NormalDist(0, _WIDE).inv_cdf(number / bins)) for number in range(1, bins)]
+        weights = np.diff(below, prepend=0.0, append=1.0)  # how many patients each bin has, were the column normal
+        independent, triangle = np.linalg.qr(((raw - (raw @ weights)[:, None]) * np.sqrt(weights)).T)
+        cosines = (independent * np.sign(np.diag(triangle))).T / np.sqrt(weights) * scales
         cosines = np.concatenate([cosines, np.zeros((components, 1))], axis=1)
         yes, gone = (np.eye(bins + 1)[[place]] for place in (1, bins))
         parts: list[tuple[int, Floats, Floats]] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.models.additive import Additive, Basis, additive, bin_edges
@@ -41,10 +42,12 @@ def test_functions_and_model_put_a_cell_into_the_same_bin() -> None:
     np.testing.assert_array_equal(basis.rows(x), rows)
 
 
-def test_functions_of_a_number_are_uncorrelated_over_its_bins_and_of_the_stated_variance() -> None:
+def test_functions_of_a_normal_number_are_uncorrelated_and_of_the_stated_variance() -> None:
     basis = Basis.of(SCHEMA, 32, 6, 1.5)
     cosines = basis.tables[:6, :32]
-    np.testing.assert_allclose(cosines @ cosines.T / 32, np.diag(basis.usual[:6]), atol=1e-12)
+    shares = np.diff(norm.cdf(bin_edges(SCHEMA, 32)[0]), prepend=0.0, append=1.0)
+    np.testing.assert_allclose(cosines @ shares, 0.0, atol=1e-6)
+    np.testing.assert_allclose(cosines * shares @ cosines.T, np.diag(basis.usual[:6]), atol=1e-6)
     np.testing.assert_allclose(basis.usual[:6], np.arange(1, 7) ** -3.0)
     assert basis.tables[6].tolist() == [0.0] * 32 + [1.0]  # age missing
 

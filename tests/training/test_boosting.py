@@ -27,6 +27,7 @@ from polyclinic.synthesis.sums import clipped_total
 from polyclinic.training.boosting.outcome import Outcome
 from polyclinic.training.boosting.shapes import Shapes, ShapesTask, Table
 from polyclinic.training.boosting.trees import Directions, Trees
+from polyclinic.training.logistic.moments import drawn_in_by_pair
 from polyclinic.training.synthesis import ROUND, SUM
 from polyclinic.training.task import SiteWork
 from polyclinic.types import Arrays, Floats, Labels
@@ -286,3 +287,21 @@ def test_a_site_without_rows_adds_nothing() -> None:
     method = _method(Binary((BINARY,)))
     z = method.layout.rows(np.zeros((0, 3)), np.zeros(0, dtype=np.int64))
     assert method.contributions(1, {}, z, np.zeros(0, dtype=np.int64), 0).shape == (0, method.size(1, {}))
+
+
+def test_noise_hides_what_rare_columns_say_together_before_what_numbers_do() -> None:
+    """Of two numbers and two rare columns, all pairs correlated by a half; noise as large as the rare ones' covariance."""
+    usual = np.array([1.0, 1.0, 0.01, 0.01])
+    exact = np.sqrt(np.outer(usual, usual)) * (0.5 + 0.5 * np.eye(4))
+    same, left = drawn_in_by_pair(exact, usual, 0.0)
+    np.testing.assert_allclose(same, exact)
+    assert not left.any()
+    error, trusts = 0.01, []
+    for seed in range(20):
+        noise = np.triu(generator(seed, "noise").standard_normal((4, 4)) * error / np.sqrt(2), 1)
+        noisy = exact + noise + noise.T
+        drawn, left = drawn_in_by_pair(noisy, usual, error)
+        trusts.append([drawn[0, 1] / noisy[0, 1], drawn[2, 3] / noisy[2, 3]])
+        assert (left < 3 * error**2 / 2).all() and left[0] > left[2]
+    numbers, rare = np.mean(trusts, axis=0)
+    assert numbers > 0.99 and 0.2 < rare < 0.5

@@ -11,7 +11,7 @@ from polyclinic.config.programs.newton import FIXED
 MODELS = ("ebm", "trees")
 #: What they take where nothing is given.
 DEFAULTS: dict[str, Any] = {
-    "rounds": 10, "data.standardise": "measured", "privacy.statistics-share": 0.2, "training.momentum": 0.0,
+    "rounds": 10, "data.standardise": "measured", "privacy.statistics-share": 0.3, "training.momentum": 0.0,
     "training.learning-rate": 1.0, "privacy.max-grad-norm": 1.0,
 }  # fmt: skip
 _FIXED = {key: value for key, value in FIXED.items() if key not in ("model", "objective-options")}

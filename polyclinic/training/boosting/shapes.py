@@ -32,7 +32,7 @@ from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.boosting.outcome import Outcome
-from polyclinic.training.logistic.moments import drawn_in, products, shortened
+from polyclinic.training.logistic.moments import drawn_in_by_pair, products, shortened
 from polyclinic.training.modules import check_fit, load
 from polyclinic.training.synthesis import SumsTask
 from polyclinic.types import Arrays, Builder, Floats, Ints, Labels
@@ -42,17 +42,17 @@ MOST_CORRELATED = 300
 # Variance of all that the columns add to the outputs, under the prior, and of the intercept.
 _PRIOR, _MEAN = 1.0, 9.0
 # Shares of the squared length of a patient's first vector: gradients, means, products.
-_SHARES = (0.45, 0.2, 0.35)
+_SHARES = (0.4, 0.3, 0.3)
 # Shortening leaves at least this much of a mean row.
 _LEAST_LEVEL = 0.3
 # How much of a gradient's mean square counts as error of the linear approximation.
 _CURVED = 0.5
 # An exact sum counts as uncertain by so much of what its patients leave uncertain.
 _LEAST_ERROR = 0.05
-# The variances of the band count noise in moments and curvature, too, by this factor (tests/training/test_boosting.py).
-_ROUGHLY = 2.0
 # The least part of a coordinate that is asked for.
 _LEAST_GAIN = 1e-6
+# However noisy, a direction has so much of the variance that is assumed of it.
+_LEAST_SEEN = 0.25
 _DRAWS = 256
 _ROWS_AT_ONCE = 4096
 
@@ -267,22 +267,24 @@ class Shapes:
         moments[first, second] = squares / np.where(first == second, 1.0, math.sqrt(2.0))
         moments[first, second] -= share**2 * centre[first] * centre[second]
         moments += np.triu(moments, 1).T
-        moments, spectrum = drawn_in(moments, self.layout.basis.usual, noise * scales[2])
+        moments, noisy = drawn_in_by_pair(moments, self.layout.basis.usual, noise * scales[2])
         values, vectors = np.linalg.eigh(moments)
-        variances = np.maximum(values, max(spectrum, 1e-6))
+        variances = np.maximum(values, np.maximum(np.sqrt((vectors**2).T @ noisy), 1e-6))
         gains = self._gains(variances, noise)
         basis = vectors * np.sqrt(gains / variances)
+        seen = gains * np.clip(values / variances, _LEAST_SEEN, 1.0)
+        length = math.sqrt(1.0 + float((gains * np.clip(values / variances, 0.0, 1.0)).sum()))
         level, each = gradient[:levels], gradient[levels:].reshape(q, contrasts)
         each = basis.T @ (each - np.outer(centre, level @ self.outcome.bridge))
         zero = {
-            **state, "centre": centre, "basis": basis, "gains": gains, "moments": moments,
+            **state, "centre": centre, "basis": basis, "gains": seen, "length": np.array([length]), "moments": moments,
             "prior": gains / variances * max(float(np.trace(moments)), 1e-6) / _PRIOR,
             "precision": np.zeros(q), "noisy": np.zeros(q), "informed": np.zeros((q, contrasts)),
             "coefficients": np.zeros((q, contrasts)), "intercept": self.outcome.start, "level_precision": np.zeros(levels),
             "level_informed": np.zeros(levels),
         }  # fmt: skip
-        error = noise * scales[0]
-        return self._step(zero, level, each, (error, error * np.sqrt(gains / variances)))
+        error = noise * math.hypot(scales[0], scales[1] / share * float(np.abs(level @ self.outcome.bridge).max()))
+        return self._step(zero, level, each, (noise * scales[0], error * np.sqrt(gains / variances)))
 
     def _gains(self, variances: Floats, noise: float) -> Floats:
         """(q,) the variance that each coordinate is to have in a patient's vector, at most 1: as much as it is worth.
@@ -304,10 +306,13 @@ class Shapes:
         """The best coefficients by all gradients so far. errors: standard deviations of the noise in ``level`` and (q,) in each
         row of ``gradient``."""
         patients, gains = max(float(state.get("patients", np.ones(1))[0]), 1.0), state["gains"]
-        along, by_level = self.outcome.information(self._usual_outputs(state))
+        _, by_level = self.outcome.information(self._usual_outputs(state))
         variance = errors[0] ** 2 + by_level / patients + _CURVED * level**2
         level_precision = state["level_precision"] + by_level**2 / variance
         level_informed = state["level_informed"] + by_level * (by_level * state["intercept"] + level) / variance
+        # Centred functions tell of the outputs around the intercept that follows, not around the first round's.
+        intercept = (level_informed + self.outcome.start / _MEAN) / (level_precision + 1 / _MEAN)
+        along, _ = self.outcome.information(self._usual_outputs({**state, "intercept": intercept}))
         curved = _CURVED * float((gradient**2).sum()) / (float(gains.sum()) * gradient.shape[1])
         # A coordinate that is far off has a large gradient, by which the approximation errs there.
         own = _CURVED * np.maximum((gradient**2).mean(axis=1) - errors[1] ** 2, 0.0)
@@ -323,9 +328,8 @@ class Shapes:
         coefficients = informed * (whole / (whole + state["prior"]) / precision)[:, None]
         after = {
             **state, "level_precision": level_precision, "level_informed": level_informed, "precision": precision,
-            "informed": informed, "intercept": (level_informed + self.outcome.start / _MEAN) / (level_precision + 1 / _MEAN),
-            "coefficients": coefficients,
-            "noisy": noisy, "uncertain": _ROUGHLY / (certain + state["prior"]), "weights": state["basis"] @ coefficients,
+            "informed": informed, "intercept": intercept, "coefficients": coefficients,
+            "noisy": noisy, "uncertain": 1 / (certain + state["prior"]), "weights": state["basis"] @ coefficients,
         }  # fmt: skip
         return {**after, "radius": np.array([self._radius(after)])}
 
@@ -333,8 +337,7 @@ class Shapes:
         """The length of a usual gradient; without noise one that none exceeds."""
         outputs = self._usual_outputs(state)
         if self.private:
-            length = math.sqrt(1.0 + float(state["gains"].sum()))
-            return length * float(self.outcome.longest(outputs).mean())
+            return float(state["length"][0]) * float(self.outcome.longest(outputs).mean())
         far = (self._farthest + float(np.linalg.norm(state["centre"]))) * float(np.linalg.norm(state["basis"], 2))
         return math.hypot(1.0, far) * max(float(self.outcome.longest(outputs).max()), math.sqrt(2.0))
 

@@ -46,8 +46,7 @@ class Directions:
     """The directions in which the leaves of a forest move together while they are trained.
 
     With leaves of one variance, a priori, the outputs of patients vary most along the leading principal components of the leaves
-    that patients share. They are those of made-up patients, so that they are public. Noise in the sums of single leaves would
-    hide what the leaves of many trees say together.
+    that patients share. They are those of made-up patients, so that they are public.
 
     Attributes:
         usual: (q,) the variance of a row along each direction, before any patient is seen.

@@ -12,6 +12,8 @@ from polyclinic.types import Floats
 _USUALLY, _LEAST_VARIANCE, _MOST_VARIANCE = 0.5, 0.02, 2.0
 # However noisy, products of features count for so much.
 _LEAST_TRUST = 1e-3
+# Features have at least this mean square of a correlation.
+_LEAST_SQUARE = 1e-4
 
 
 def shortened(rows: Floats, radius: float | Floats) -> Floats:
@@ -39,12 +41,26 @@ def products(rows: Floats, most: int) -> Floats:
 def drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, float]:
     """Noisy covariances, drawn towards those of independent features of ``usual`` variances as far as they are noise, and the
     largest eigenvalue of the noise that is left. error: standard deviation of the noise in a square."""
-    variances, count = np.diag(moments), len(moments)
-    products = moments - np.diag(variances)
+    count, products = len(moments), moments - np.diag(np.diag(moments))
     entries = products[np.triu_indices(count, 1)]
     square = float((entries**2).mean()) if len(entries) else 0.0
     trust = max(_LEAST_TRUST, 1 - error**2 / 2 / max(square, 1e-12))
+    return trust * products + np.diag(_variances(moments, usual, error)), trust * error * math.sqrt(2 * count)
+
+
+def drawn_in_by_pair(moments: Floats, usual: Floats, error: float) -> tuple[Floats, Floats]:
+    """As ``drawn_in`` where variances are far apart: each product as far as it is noise, were all correlations about as large.
+    With it (q,) the variance of the noise that is left in each row's products, added up."""
+    variances, products = _variances(moments, usual, error), moments - np.diag(np.diag(moments))
+    size, noise = np.outer(variances, variances) * (products != 0), error**2 / 2
+    square = float((size * (products**2 - noise)).sum()) / max(float((size**2).sum()), 1e-300)
+    expected = max(square, _LEAST_SQUARE) * size
+    trust = expected / np.maximum(expected + noise, 1e-300)
+    return trust * products + np.diag(variances), (trust**2 * noise).sum(axis=1)
+
+
+def _variances(moments: Floats, usual: Floats, error: float) -> Floats:
+    """(q,) noisy variances, drawn towards the usual ones."""
     spread = (_USUALLY * usual) ** 2
-    variances = usual + (variances - usual) * spread / (spread + error**2)
-    variances = np.clip(variances, _LEAST_VARIANCE * usual, _MOST_VARIANCE * usual)
-    return trust * products + np.diag(variances), trust * error * math.sqrt(2 * count)
+    variances = usual + (np.diag(moments) - usual) * spread / (spread + error**2)
+    return np.asarray(np.clip(variances, _LEAST_VARIANCE * usual, _MOST_VARIANCE * usual))

@@ -100,7 +100,7 @@ def _shared_noise(config: RunConfig) -> None:
     optimizer = "sgd" if config.kind.steps and not config.is_open else config.training.optimizer
     for key, wanted, why in (
         ("secure.aggregation", True, "a share of the noise protects only in a sum"),
-        ("privacy.dp", True, "there is no noise to share"),
+        ("privacy.dp", True, "without privacy there is no noise to share, so leave secure.shared-noise out"),
         ("secure.noise", 0.0, "the sum has one noise"),
         ("training.local-steps", 1, "a sum is one step"),
         ("training.sample-rate", 1.0, "a sum is over all patients"),

@@ -88,8 +88,13 @@ def held_out_sentence(private: Mapping[str, Any], unit: str) -> str:
     )
 
 
-def covered(unit: str) -> list[str]:
-    """Sentences on what epsilon bounds, for one ``unit`` of one hospital."""
+def covered(unit: str, analysis: bool = False) -> list[str]:
+    """Sentences on what epsilon bounds, for one ``unit`` of one hospital. analysis: whether the run trained no model."""
+    if analysis:
+        return [
+            f"All noisy sums that a hospital sent, with respect to any one {unit} whose records it counted.",
+            "The tables and figures, and anything computed later from them, at no further cost.",
+        ]
     return [
         "All that a hospital sent in training: its noisy updates and, if it was asked for them, its noisy statistics.",
         f"The final model and every model on the way, whoever sees them, with respect to any one {unit} whose "

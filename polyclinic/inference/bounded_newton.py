@@ -51,8 +51,8 @@ class Regressed(Likelihood):
 
 
 def is_hidden(released: Released) -> Bools:
-    """(k,) of which parameters the noise hides nearly all: their posterior is more than half as wide as the prior."""
-    return np.asarray(released.posterior.deviations > PRIOR / 2)
+    """(k,) of which parameters the noise hides nearly all: their posterior is more than a quarter as wide as the prior."""
+    return np.asarray(released.posterior.deviations > PRIOR / 4)
 
 
 @dataclass(frozen=True, eq=False)

@@ -20,7 +20,7 @@ from polyclinic.ehr.schema import NUMERIC_KINDS, Schema
 
 #: Options of the model ``trees`` where none are given.
 TREES, DEPTH, DIRECTIONS = 256, 5, 100
-_MOST = {"trees": 512, "depth": 7, "directions": 300}
+_MOST = {"trees": 512, "depth": 7, "directions": 300, "seed": 2**32}
 # Thresholds of a number lie between these quantiles of a normal distribution.
 _TAIL = 0.02
 
@@ -71,11 +71,13 @@ def forest(
     """A forest over a schema's encoded features that predicts the same for everybody.
 
     directions: In which leaves move together; only training reads them. seed: Of the questions, which are public.
-    Raises ValueError for fewer than 1, or more than 512 trees, a depth of 7 or 300 directions.
+    Raises ValueError for what is no whole number, for fewer than 1, or more than 512 trees, a depth of 7 or 300 directions.
     """
-    for name, value in {"trees": trees, "depth": depth, "directions": directions}.items():
-        if not 1 <= value <= _MOST[name]:  # a hospital computes with trees * 2 ** depth * directions numbers
-            raise ValueError(f"{name} is {value}; it must be from 1 to {_MOST[name]}")
+    for name, value in {"trees": trees, "depth": depth, "directions": directions, "seed": seed}.items():
+        least = int(name != "seed")
+        # A hospital computes with trees * 2 ** depth * directions numbers.
+        if not isinstance(value, int) or not least <= value <= _MOST[name]:
+            raise ValueError(f"{name} is {value}; it must be a whole number from {least} to {_MOST[name]}")
     return Forest(schema, outputs, trees, depth, seed)
 
 

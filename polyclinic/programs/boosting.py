@@ -38,7 +38,7 @@ _MODELS: dict[str, tuple[Callable[..., Any], type[Basis | Directions], type[Shap
 }  # fmt: skip
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=2)  # of trees it holds large tables
 def _method(schema: Schema, config: RunConfig) -> Shapes:
     """Of a run, whose rounds ask for it many times, the same."""
     outcome = Outcome(objective_of(config, schema.labels), config.privacy.dp)

@@ -30,7 +30,7 @@ _POSTERIOR: Options = {
     "posterior.columns": "age, male, controlled",
     "privacy.epsilon": 5.0,
 }
-_SURVIVAL: Options = {"dataset": "tests.programs.survival_cohorts:rossi", "privacy.patients-per-site": 140}
+_SURVIVAL: Options = {"dataset": "benchmarks.utility.cohorts:rossi", "privacy.patients-per-site": 140}
 _ANALYSIS: Options = {"dataset": "trial", "privacy.epsilon": 5.0, "rounds": 4, "privacy.patients-per-site": 180}
 
 #: What each run sets beside the defaults.

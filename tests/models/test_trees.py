@@ -111,7 +111,7 @@ def test_impossible_options_are_refused_before_anything_is_spent(quick: Quick, k
 def test_the_command_line_refuses_with_code_2(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["run", "-c", "model=trees", "-c", "model-options=trees=0", "--out", str(tmp_path)])
     assert isinstance(done.exception, ConfigError) and done.exception.exit_code == 2
-    assert "trees is 0; it must be from 1 to 512" in str(done.exception)
+    assert "trees is 0; it must be a whole number from 1 to 512" in str(done.exception)
 
 
 def _asked(folder: Path, changed: Any = None, dp: bool = True) -> Message:

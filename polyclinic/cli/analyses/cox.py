@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -31,4 +32,7 @@ def cox(
         "edges": numbers(edges),
         "intervals": intervals,
     }
+    if time and event:
+        label = options.label or (time if options.data else None)
+        options = replace(options, label=label, sets=[f"data.label={time},{event}", *(options.sets or [])])
     analyse("cox", given, options)

@@ -52,6 +52,8 @@ class Flags(Shared):
 
     def given(self) -> dict[str, Any]:
         """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""
+        if self.no_dp and self.epsilon is not None:
+            raise ConfigError(f"--no-dp is given, but --epsilon is {self.epsilon:g}; give one of them.")
         values = asdict(self) | {"no_dp": False if self.no_dp else None}
         data = values.pop("data")
         columns = {name: value for name in _COLUMNS if (value := values.pop(name))}

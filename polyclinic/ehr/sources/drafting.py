@@ -389,6 +389,8 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         low, high = float(numbers.min()), float(numbers.max())
     if whole:
         low, high = float(np.floor(low)), float(np.ceil(high))
+    if (far := (values < low) | (values > high)).any():
+        draft.reads("Beyond the 0.5 % and 99.5 % quantiles of a feature, moved to these", number_of_cells(far, name))
     values, column = bounded(values, low, high)
     units = {"unit": unit} if unit else {}
     draft.add(values, rules, name=name, **units, **column, nullable=bool(values.isna().any()))

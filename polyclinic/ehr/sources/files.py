@@ -84,7 +84,10 @@ def found_files(path: str | Path) -> list[Path]:
     if not files:
         if others := [file for file in there if _remedy(file)]:
             check_suffix(others[0])
-        raise DataError(f"{path}: no records found; give a {', '.join(SUFFIXES)} file, a folder of them or a pattern.")
+        absent = "" if place.exists() or set("*?[") & set(str(path)) else ", for there is no such file"
+        raise DataError(
+            f"{path}: no records found{absent}; give a {', '.join(SUFFIXES)} file, a folder of them or a pattern."
+        )
     return files
 
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# Where no band reaches below it, the axis does not begin at 0.
+_HIGH = 0.6
 _MOST_CURVES = len(PALETTE)
 _TICKS, _LONGEST = 6, 14
 
@@ -20,9 +22,11 @@ _TICKS, _LONGEST = 6, 14
 def plot_survival(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
     """Each of ``curves`` over time, with its 95 % band, and under the axis how many patients are at risk."""
     curves = [curve for curve in numbers["curves"] if curve["edges"]][:_MOST_CURVES]
+    least = min(min(curve["low"]) for curve in curves)
+    cut = " The axis does not begin at 0." if least > _HIGH else ""
     figure, axes = panel(
         "Survival",
-        "Share of patients without the event, with 95 % bands, and patients at risk.",
+        f"Share of patients without the event, with 95 % bands, and patients at risk.{cut}",
         ax,
         height=4.2 + 0.2 * len(curves),
     )
@@ -45,7 +49,7 @@ def plot_survival(numbers: Mapping[str, Any], ax: Axes | None = None) -> Figure:
             ha="right", va="center", fontsize=SMALL, color=PALETTE[number], parse_math=False,
         )  # fmt: skip
     axes.set_xticks(ticks, labels)
-    axes.set(xlim=(start, last), ylim=(0, 1.02))
+    axes.set(xlim=(start, last), ylim=(least - 0.02, 1.002) if cut else (0, 1.02))
     unit = numbers.get("unit")
     label_axes(axes, f"time ({unit})" if unit else "time", "without the event")
     if len(curves) > 1:

@@ -131,7 +131,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "more_dropouts": len(dropouts[MOST_ROWS:]),
         "ledgers": _telling(ledgers),
         "more_ledgers": len(ledgers) - len(_telling(ledgers)),
-        "covers": covered(unit),
+        "covers": covered(unit, bool(part(summary, "analysis"))),
         "does_not_cover": not_covered(
             unit,
             private,

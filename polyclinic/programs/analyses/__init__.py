@@ -62,7 +62,7 @@ def _text(cell: Cell, form: str) -> str:
         return "–"
     if form == "p" and not isinstance(cell, str):
         return "<0.001" if cell < 0.001 else f"{cell:.3f}"
-    return cell if isinstance(cell, str) else format(cell, form)
+    return cell if isinstance(cell, str) else format(cell, form).removesuffix(".")
 
 
 @dataclass(frozen=True)

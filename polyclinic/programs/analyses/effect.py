@@ -17,6 +17,10 @@ from polyclinic.types import Floats
 
 # A share of clipped weights is stated where its noise has at most this standard deviation.
 _MAY_BE_SAID = 0.02
+# A covariate that surely differs by more after weighting, in standard deviations, tells who was treated; surely: beyond so many
+# standard deviations of the noise.
+_UNBALANCED, _SURE = 0.5, 3.0
+_TELLS = "Leave out what tells who was treated, or compare fewer patients."
 _NOTES = {
     True: "Patients were treated by chance, so that the difference between the arms is the treatment's. The interval counts who "
     "the patients are, and the noise that privacy added.",
@@ -71,13 +75,22 @@ class Effect(Analysis):
         headings = ("Covariate", "Before weighting", "After", "Noise")
         balance = Table(
             "balance", "Balance", headings, rows, dict.fromkeys(headings[1:], ".3f"),
-            "Standardised differences between the arms; beyond 0.1 is usually called unbalanced. Noise: its standard deviation.",
+            "Standardised differences, the treated less the others; beyond 0.1 is usually called unbalanced. Noise: its standard "
+            "deviation.",
         )  # fmt: skip
         figure = [dict(zip(("name", "before", "after", "noise"), row, strict=True)) for row in rows]
         tables = (effects, balance, _overlap(method, arrays, arms))
-        return Result(
-            f"Effect of {self.treatment} on {label.name}", tables, {"balance": figure}, (_NOTES[bool(self.propensity)],)
-        )
+        notes = [_NOTES[bool(self.propensity)]]
+        if apart := [name for name, _, left, spread in rows if abs(left) - _SURE * spread > _UNBALANCED]:
+            notes.insert(0, f"Weights do not balance {', '.join(apart)}: this is no estimate of the effect. {_TELLS}")
+        if not (self.covariates or self.propensity):
+            notes.append("The covariates are all features: none of them may have come about after the treatment.")
+        return Result(f"Effect of {self.treatment} on {label.name}", tables, {"balance": figure}, tuple(notes))
+
+    def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
+        """Raises ConfigError where the noise would hide the arms, or a secure sum would cut sums short."""
+        super().check_noise(schema, noise_multiplier, noise, fewest)
+        self.method(schema).check_noise(noise)
 
     def column(self, layout: Layout, name: str, option: str) -> tuple[Column, slice]:
         """The feature ``name`` and its place. Raises ConfigError, naming the ``option``, where there is none."""
@@ -104,6 +117,10 @@ class Effect(Analysis):
         categories = column.categories or ("0", "1")
         if column.kind == "binary" and not category:
             category = categories[1]
+        if not category:
+            raise ConfigError(
+                f"Option {option!r} of task effect names {name!r} without a category; write {name}={categories[-1]} or the like."
+            )
         if category not in categories:
             raise ConfigError(
                 f"Option {option!r} of task effect has the category {category!r}; those of {name} are {', '.join(categories)}."
@@ -121,6 +138,10 @@ class Effect(Analysis):
     def places(self, layout: Layout) -> list[int]:
         """Where the covariates are: of categories all but one, of other columns also where they are missing."""
         treated, places = self.treatment.partition("=")[0], []
+        if "," in self.covariates:
+            raise ConfigError(
+                f"Option 'covariates' of task effect is {self.covariates!r}; join columns by +, as age+sex."
+            )
         names = (
             self.covariates.split("+") if self.covariates else [c.name for c, _ in layout.columns if c.name != treated]
         )
@@ -143,10 +164,14 @@ def _method(program: Effect, schema: Schema) -> Weighting:
     by_design, rounds, layout = program.propensity, program.config.rounds, Layout.of(schema, label_may_be_number=True)
     for name, value, low, high in (
         ("propensity", by_design, 0.0, 0.99), ("most-weight", program.most_weight, 2.0, 1000.0),
-        ("rounds", rounds, 2 if by_design else 4, 10_000), ("classes of the outcome", layout.classes, 1, 2),
+        ("rounds", rounds, 2 if by_design else 4, 10_000),
     ):  # fmt: skip
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ConfigError(f"Task effect: {name} is {value!r}; allowed are numbers from {low:g} to {high:g}.")
+    if layout.classes > 2:
+        raise ConfigError(
+            f"Task effect: the outcome {schema.label.name!r} has {layout.classes} categories; allowed are yes or no, and numbers."
+        )
     treated = program.arm(layout, program.treatment, "treatment")
     control = program.arm(layout, program.control, "control") if program.control else np.eye(len(treated))[0] - treated
     places = np.array(program.places(layout), dtype=np.int64)
@@ -187,7 +212,8 @@ def _overlap(method: Weighting, arrays: dict[str, Floats], arms: tuple[str, str]
     """Of how many patients the arms are, and the shares of weights that were clipped where the noise lets them be said."""
     columns = zip(arms, *(values.tolist() for values in method.overlap(arrays)), strict=True)
     rows = [
-        (arm, round(n), max(share, 0.0) if noise <= _MAY_BE_SAID else None, noise) for arm, n, share, noise in columns
+        (arm, round(n), max(share, 0.0) if noise <= _MAY_BE_SAID and not method.by_design else None, noise)
+        for arm, n, share, noise in columns
     ]
     headings, most = ("Arm", "Patients", "Weights clipped", "Noise"), f"{method.most:g}"
     note = (

@@ -30,7 +30,9 @@ Row = dict[str, Cell]
 _NO_EFFECTS = ("Intercept", "dispersion")
 _ERRORS, _META = ("classic", "robust"), ("none", "reml", "dl")
 _NEXT = " Next low and Next high are those of the interval in which the effect at one more hospital is expected."
-_LEVEL, _FORMATS = 0.95, {"p": "p", "Estimate": ".4g", "Noise": ".2f", "I²": ".1%", "Q p": "p", "Hospitals": "d"}
+# Below it errors that are robust by cluster are known to be too small (Cameron and Miller 2015, section VI).
+_FEW_CLUSTERS = 30
+_LEVEL, _FORMATS = 0.95, {"p": "p", "Noise": ".2f", "I²": ".1%", "Q p": "p", "Hospitals": "d"}
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,10 @@ class Regression(Analysis):
                 method.fit(arrays, scores) if isinstance(method, ExactRegression) and is_robust else method.fit(arrays)
             )
             rows = coefficients(self.family, fit, is_robust)
+            if is_robust and len(scores) < _FEW_CLUSTERS:
+                notes.append(
+                    f"Errors that are robust by hospital are too small where there are few: here {len(scores)}."
+                )
             shown = {name: row for name, row in rows.items() if name not in _NO_EFFECTS and row["Estimate"] is not None}
             forest = [forest_line(name, row) for name, row in shown.items()]
             ratios: dict[Any, Row] = {
@@ -237,7 +243,7 @@ def no_estimates(rows: Mapping[str, Row], private: bool) -> list[str]:
 def term_table(name: str, title: str, rows: Mapping[Any, Row], note: str = "") -> Table:
     """rows: By term, or by term and hospital."""
     columns = tuple(next(iter(rows.values())))
-    formats = {column: _FORMATS.get(column, ".3g") for column in columns if column != "Hospital"}
+    formats = {column: _FORMATS.get(column, "#.4g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
     return Table(
         name, title, ("Term", *columns), cells, formats, f"Low and High are the ends of intervals of 95 %.{note}"
@@ -245,8 +251,9 @@ def term_table(name: str, title: str, rows: Mapping[Any, Row], note: str = "") -
 
 
 def fit_table(family: str, fit: Fit) -> Table:
+    noisy = "" if fit.noise is None else ", noisy"
     counts = {"Rows": fit.rows, "Rows left out, with something missing": fit.left_out, "Patients": fit.patients}
-    rows: list[tuple[Cell, ...]] = [(name, str(count)) for name, count in counts.items()]
+    rows: list[tuple[Cell, ...]] = [(name + noisy, str(count)) for name, count in counts.items()]
     if family == "linear":
         rows.append(("Residual standard deviation", fit.deviation))
     if np.isfinite(fit.loglik):

@@ -138,12 +138,19 @@ def _groups(
     median = f"Median{_in_unit(method)}"
     columns = ("Group", "Patients", "Events", "Expected", median, "Low", "High", "Until")
     forms = {"Patients": ".0f", "Events": ".0f", "Expected": ".1f", **dict.fromkeys(columns[4:], "g")}
-    note = "Low and High are the ends of 95 % intervals of the median, Until the end of the curve."
+    note = (
+        "Until: the end of the curve. Low and High: of the median's interval of 95 %. A median and these stand for the interval "
+        "of the grid that ends there."
+    )
     if test:
         how = ", patients compared within hospitals" if method.separate else ""
-        result = f"chi-squared {test.statistic:.2f} on {test.freedom} degrees of freedom, p = {test.p:.3g}"
+        result = f"chi-squared {test.statistic:.2f} on {test.freedom} degrees of freedom, p {_p(test.p)}"
         note = f"Log-rank test{how}: {result}. {note}"
     return Table("groups", "Groups", columns, tuple(rows), forms, note)
+
+
+def _p(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _in_unit(method: SurvivalCounts) -> str:
@@ -159,7 +166,8 @@ def _curves(method: SurvivalCounts, curves: dict[str, Curve]) -> tuple[Table, Ta
             end, counts = float(curve.edges[k]), (float(curve.at_risk[k]), float(curve.events[k]))
             survival.append((name, end, *counts, *map(float, curve.survival[:, k])))
             hazard.append((name, end, *map(float, curve.hazard[:, k])))
-    until = f"Until{_in_unit(method)}"
+    until, cut = f"Until{_in_unit(method)}", max(len(curve.edges) for curve in curves.values()) > _MOST_ROWS
+    few = f" Of more intervals {_MOST_ROWS} are shown; analysis.json has all." if cut else ""
     forms = {
         until: "g",
         "At risk": ".0f",
@@ -169,10 +177,10 @@ def _curves(method: SurvivalCounts, curves: dict[str, Curve]) -> tuple[Table, Ta
     event = method.outcome.event.name
     return Table(
         "survival", f"Survival until {event}", ("Group", until, "At risk", "Events", "Survival", "Low", "High"), tuple(survival),
-        forms, "By Kaplan and Meier. Low and High are the ends of 95 % intervals.",
+        forms, f"By Kaplan and Meier, on the grid. Low and High are the ends of 95 % intervals.{few}",
     ), Table(
         "hazard", f"Cumulative hazard of {event}", ("Group", until, "Hazard", "Low", "High"), tuple(hazard), forms,
-        "By Nelson and Aalen. Low and High are the ends of 95 % intervals.",
+        f"By Nelson and Aalen, on the grid. Low and High are the ends of 95 % intervals.{few}",
     )  # fmt: skip
 
 

@@ -136,6 +136,18 @@ class Weighting:
             return f"One of the arms has fewer than {LEAST} patients here, of whom exact sums would tell."
         return ""
 
+    def check_noise(self, noise: float) -> None:
+        """Raises ConfigError for so much noise in each entry of a private mean that an arm could not be seen in the end."""
+        # Weighted, an arm is all patients.
+        above = (
+            _SEEN * noise * float(self._scales[-1]) / math.sqrt(self.rounds - self.fitting - 1) if self.private else 0.0
+        )
+        if above >= 1:
+            raise ConfigError(
+                f"The budget is too small: noise would hide the arms; {above:.3g} times the patients, a larger epsilon or a "
+                "smaller most-weight may do."
+            )
+
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""
         if round > self.fitting + 1:

@@ -101,7 +101,7 @@ def _column(schema: Schema, option: str, name: str, kinds: Sequence[str], what: 
     if not name:
         raise ConfigError(
             f"Configuration key 'task-options' needs {option}: schema {schema.name!r} has no columns of the roles duration and "
-            "event."
+            "event; name them by --time and --event."
         )
     if name not in columns:
         raise ConfigError(
@@ -122,8 +122,8 @@ def grid_of(time: Column, edges: Sequence[float], intervals: int, inside: float)
     rising = all(isinstance(edge, int | float) for edge in edges) and list(edges) == sorted(set(edges))
     if not rising or any(not low < edge <= high for edge in edges) or len(edges) > _MOST_INTERVALS:
         raise ConfigError(
-            f"Configuration key 'task-options' has edges that are not at most {_MOST_INTERVALS:,} rising numbers above {low:g}, "
-            f"at most {high:g}."
+            f"Configuration key 'task-options' has the edges {', '.join(map(str, edges[:20]))}; allowed are at most "
+            f"{_MOST_INTERVALS:,} numbers that rise, above {low:g} and up to {high:g}."
         )
     if not edges and not 1 <= intervals <= _MOST_INTERVALS:
         raise ConfigError(

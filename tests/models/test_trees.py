@@ -25,6 +25,7 @@ from polyclinic.programs import program_of
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message
+from tests.programs.test_boosting import EVERY_WAY
 from tests.runs.test_exporting import inputs
 
 Quick = Callable[..., RunResult]
@@ -33,17 +34,7 @@ NO_REPORT = {"pictures": False}
 POLICY = 'budget = 5.0\ndelta = 1e-3\nallowed-models = ["trees"]\n'
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"privacy.dp": False},
-        {"privacy.epsilon": 8.0},
-        pytest.param({"privacy.epsilon": 8.0, "secure.aggregation": True, "secure.shared-noise": True}, marks=pytest.mark.slow),
-        pytest.param({"privacy.epsilon": 8.0, "secure.aggregation": True, "secure.clip-norm": 100.0}, marks=pytest.mark.slow),
-        pytest.param({"privacy.dp": False, "secure.aggregation": True}, marks=pytest.mark.slow),
-    ],
-    ids=["no privacy", "own noise", "shared noise", "secure sum", "secure sum without noise"],
-)  # fmt: skip
+@EVERY_WAY
 def test_a_run_ends_in_trees_that_rank_patients(quick: Quick, options: dict[str, Any]) -> None:
     result = quick(**TREES | options)
     assert result.summary["metrics"]["pooled"]["auroc"] > 0.95

@@ -22,6 +22,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.programs.boosting import Boosting
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message
@@ -110,8 +111,8 @@ def _asked(folder: Path, changed: Any = None, dp: bool = True) -> Message:
     config = RunConfig.build({"model": "trees", "model-options": "trees=16", "privacy.dp": dp, "split.fraction": 0.25})
     program, schema = program_of(config), Schema.from_dict(SCHEMA)
     half, model = program.half(schema, [], 1.0), program.first(schema)
-    assert half is not None
-    size = program.plain_task(schema).method.size(1, {})  # type: ignore[attr-defined]
+    assert half is not None and isinstance(program, Boosting)
+    size = program.method(schema).size(1, {})
     from polyclinic.programs import Collected
 
     state, model = half.absorb(1, half.first(), model, Collected({"sum": np.zeros(size)}, 0.01, 200.0))

@@ -181,7 +181,7 @@ class Marginals:
     def _dependence(self, state: Arrays) -> Floats:
         """(P,) distance of each screened pair from independence within each class."""
         *others, label = self._by_class(state, state["groups"])
-        noises = float(state["noise 1"]) ** 2 * self.table.sizes
+        noises = np.asarray(float(state["noise 1"]) ** 2 * self.table.sizes, dtype=np.float64)
         return dependence(
             self._pairs, self._screened(state), float(state["noise 2"]), [*others, np.diag(label[0])], noises
         )

@@ -270,7 +270,7 @@ def test_marginals_teach_a_rare_outcome_as_well_as_columns_alone_do(algorithm: s
 
 @needs_mbi
 def test_a_run_says_that_noise_hides_the_outcome_and_only_then() -> None:
-    z, _ = rare(2000, np.random.default_rng(0))
+    z, _ = rare(10_000, np.random.default_rng(0))
     method = make(RARE, rounds=3)
     first = [run(replace(method, rounds=1), z, noise, seed)[HIDDEN] for noise in (3.0, 3000.0) for seed in range(20)]
     assert not any(first[:20]) and np.mean(first[20:]) > 0.9

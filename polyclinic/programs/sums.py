@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 
 _HIDDEN = (
-    "Noise hides what every column has to do with the label, so that synthetic patients teach little or nothing of the outcome. Allow a "
-    "larger epsilon, fewer columns or shared noise, or leave them unused."
+    "Noise hides what every column has to do with the label, so that synthetic patients teach little or nothing of the outcome. "
+    "Allow a larger epsilon, fewer columns or shared noise, or leave them unused."
 )
 
 

@@ -20,6 +20,14 @@ def spread(values: Sequence[float | None], digits: int = 3, signed: bool = False
     return mean if len(found) < 2 else f"{mean} ± {stdev(found):.{digits}f}"
 
 
+def estimate(values: Sequence[float | None], digits: int = 3, signed: bool = False) -> str:
+    """Mean over seeds and, of several, its standard error; ``-`` where one is undefined."""
+    average = mean(values)
+    clear = [value for value in values if value is not None]
+    error = f" ± {stdev(clear) / len(clear) ** 0.5:.{digits}f}" if average is not None and len(clear) > 1 else ""
+    return number(average, digits, signed) + error
+
+
 def between(one: Interval, digits: int = 3, signed: bool = False) -> str:
     """A value with its interval in brackets; ``-`` where it is undefined."""
     if one.value is None:

@@ -5,7 +5,8 @@ public. Here every patient is a circulation of CVSim-6 with parameters of its ow
 that go missing together. From publications: the number of patients, the 26 names and which 19 stay, and the noise of each
 (the code of Harrod et al. 2020's supplement, which names and measures the same outputs); bounds of LVEF, dPAP, sPAP and wedge
 pressure (the code of Su et al.). Chosen here: the law of the parameters, how often each kept cell is missing, all other bounds,
-centres and spreads, and three echocardiographic times and ratios that a model without atria does not have.
+centres and spreads, and three echocardiographic times and ratios that a model without atria does not have. Table 1 of Su et al.
+has more missing cells and other ranges than these (docs/flows/ehr.md).
 """
 
 from __future__ import annotations

@@ -17,9 +17,11 @@ from polyclinic.evaluation.synthetic.columns import correlations
 from polyclinic.experiments import markdown
 from polyclinic_studies.generators.patients import Patients, hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic_studies.parts import Parts
-from polyclinic_studies.tables import mean, spread
+from polyclinic_studies.tables import estimate, mean, spread
 
 Options = Mapping[str, Any]
+#: Fewer simulations of a method give no verdict on a target.
+VERDICT = 12
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,23 @@ def gap(found: Sequence[Found], method: str, classifier: str, metric: str) -> fl
 def spearman(found: Sequence[Found], method: str) -> float | None:
     """Mean over seeds of the correlations' rank correlation."""
     return mean([one.spearman for one in of(found, method)])
+
+
+def verdict(found: Sequence[Found], method: str, met: bool) -> bool | None:
+    """Whether a target is met; ``None`` of fewer than ``VERDICT`` simulations."""
+    return met if len(of(found, method)) >= VERDICT else None
+
+
+def gaps_table(found: Sequence[Found], metric: str) -> str:
+    """Scores less those of training on real rows, mean and standard error over seeds."""
+    kinds = list(found[0].judged)
+    rows = [
+        [method, str(len(own)), *(estimate([one.gap(kind, metric) for one in own], signed=True) for kind in kinds),
+         estimate([one.spearman for one in own])]
+        for method in dict.fromkeys(one.method for one in found)
+        for own in [of(found, method)]
+    ]  # fmt: skip
+    return markdown(["trained on", "simulations", *(kind.upper() for kind in kinds), "correlations, Spearman"], rows)
 
 
 def score_table(found: Sequence[Found], metric: str, published: Sequence[Sequence[str]] = ()) -> str:

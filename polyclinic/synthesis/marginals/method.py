@@ -145,11 +145,15 @@ class Marginals:
     def _hides(self, state: Arrays, grouped: Ints) -> bool:
         """Whether no column's table with the label stands four deviations of its noise out of independence."""
         *others, label = self._by_class(state, grouped)
-        shares, variance = label[0] / label.sum(), float(state["noise 1"]) ** 2 * label.size
+        positive = np.maximum(label[0], _LEAST)
+        shares = positive / positive.sum()
+        # A group's row less its sum in the label's shares: the noise of K cells, of which each takes part in every difference.
+        spread = float(((1.0 - shares) ** 2 + (len(shares) - 1) * shares**2).sum())
+        variance = float(state["noise 1"]) ** 2 * spread
         for table, numbers in zip(others, split(grouped, self.table.sizes), strict=False):
             counts = np.bincount(numbers)
             squares = ((table - np.outer(table.sum(axis=1), shares)) ** 2).sum()
-            if squares > variance * (counts.sum() + 4.0 * np.sqrt(2.0 * (counts**2).sum() / label.size)):
+            if squares > variance * (counts.sum() + 4.0 * np.sqrt(2.0 * (counts**2).sum())):
                 return False
         return True
 

@@ -38,6 +38,20 @@ def positive(matrix: Floats, least: float = 1e-6) -> Floats:
     return np.asarray((vectors * (on_simplex(values - least, total) + least)) @ vectors.T)
 
 
+def lifted(matrix: Floats, noise: float) -> Floats:
+    """(d, d) ``positive``, with no direction flatter than noise lets anyone see, its diagonal as it was.
+
+    noise: standard deviation of the eigenvalues that the noise alone would have, sigma of Wigner's semicircle, which reaches to
+    2 sigma. Eigenvalues below it, or below half of their mean where that is less, are raised to it before the diagonal is scaled
+    back: who divides by a flat direction's variance, as discriminants do, trusts it too much.
+    """
+    whole = positive(matrix)
+    least = min(noise, float(np.trace(whole)) / 2 / max(len(whole), 1))
+    raised = positive(whole, max(least, 1e-6))
+    ratio = np.sqrt(np.diag(whole) / np.diag(raised))
+    return np.asarray(raised * np.outer(ratio, ratio))
+
+
 def on_simplex(values: Floats, total: float) -> Floats:
     """(..., d) the nearest numbers of at least 0 whose sum is ``total`` (at least 0)."""
     falling = -np.sort(-values, axis=-1)
@@ -59,19 +73,20 @@ def class_means(means: Floats, shares: Floats, noise: float) -> Floats:
 
 
 def class_covariances(covariances: Floats, shares: Floats, noise: float) -> Floats:
-    """(K, d, d) covariances of classes: that within all classes, and of each one's difference what noise does not explain.
+    """(K, d, d) covariances of classes: that within all classes, and of each one's difference what noise does not explain, all
+    ``lifted`` by the noise of that within all.
 
     noise: standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate multiplies.
     """
     classes = len(shares)
     within = np.einsum("k,kij->ij", shares, covariances)
     common = positive(denoised(within, noise * np.sqrt(classes)))
+    hidden = float(noise * np.sqrt(classes * len(within) / 2))
     if classes == 1:
-        return common[None]
+        return lifted(common, hidden)[None]
     spread = noise * np.sqrt((1.0 / shares - 1.0) ** 2 + classes - 1)
-    return np.stack(
-        [positive(common + _difference(own - within, level)) for own, level in zip(covariances, spread, strict=True)]
-    )
+    each = (common + _difference(own - within, level) for own, level in zip(covariances, spread, strict=True))
+    return np.stack([lifted(matrix, hidden) for matrix in each])
 
 
 def _difference(matrix: Floats, noise: float) -> Floats:

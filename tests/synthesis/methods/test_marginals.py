@@ -255,7 +255,6 @@ def taught(method: SynthesisMethod, seed: int, hospitals: int = 4, rows: int = 1
 
 @needs_mbi
 def test_a_rare_outcome_is_kept_where_other_columns_hang_together_more() -> None:
-    # Before pairs with the label were asked first, this was .54 and the label none of the pairs that were asked.
     assert taught(make(RARE, rounds=3), 0) > taught(Independent(RARE), 0) - 0.02 > 0.74
 
 

@@ -10,7 +10,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis, cosines
-from polyclinic.synthesis.methods.covariance import class_covariances, denoised, on_simplex, positive
+from polyclinic.synthesis.methods.covariance import class_covariances, denoised, lifted, on_simplex, positive
 from polyclinic.synthesis.methods.moments import Moments, present, unhidden
 from polyclinic.synthesis.methods.normal import bent, race
 from polyclinic.synthesis.sums import fit_centrally
@@ -164,6 +164,36 @@ def test_classes_keep_what_noise_does_not_explain() -> None:
     np.testing.assert_allclose(found, covariances, atol=1e-4)
     hidden = class_covariances(covariances, np.array([0.999, 0.001]), 0.5)
     np.testing.assert_allclose(hidden[1], hidden[0], atol=0.5)
+
+
+def test_flat_directions_are_lifted_to_the_noise() -> None:
+    close = np.array([[1.0, 0.99], [0.99, 1.0]])
+    np.testing.assert_allclose(lifted(close, 0.0), close)
+    np.testing.assert_allclose(lifted(close, 0.3), [[1.0, 0.7], [0.7, 1.0]])
+    # However loud the noise, half of the variance stays where it was measured.
+    np.testing.assert_allclose(lifted(close, 5.0), [[1.0, 0.5], [0.5, 1.0]])
+    rng = np.random.default_rng(4)
+    root = rng.normal(size=(12, 12)) * rng.uniform(0.1, 3.0, 12)
+    uneven = root @ root.T
+    found = lifted(uneven, 0.5)
+    np.testing.assert_allclose(np.diag(found), np.diag(uneven))
+    assert np.linalg.eigvalsh(found)[0] > max(10 * np.linalg.eigvalsh(uneven)[0], 0.05)
+    assert lifted(np.zeros((0, 0)), 1.0).shape == (0, 0)
+
+
+def test_a_discriminant_of_lifted_moments_parts_classes_better() -> None:
+    rng = np.random.default_rng(5)
+    values = np.geomspace(0.02, 3.0, 30)
+    reached = []
+    for _ in range(20):
+        apart = np.sqrt(values) * rng.choice([-1.0, 1.0], 30)
+        noise = 0.05 * rng.normal(size=(30, 30))
+        found = positive(denoised(np.diag(values) + (noise + noise.T) / 2, 0.05))
+        both = (lifted(found, 0.05 * np.sqrt(30 / 2)), found)
+        ways = [np.linalg.solve(one, apart + 0.03 * rng.normal(size=30)) for one in both]
+        reached.append([(way @ apart) ** 2 / (values * way**2).sum() / len(values) for way in ways])
+    ours, before = np.mean(reached, axis=0)
+    assert ours > 0.75 and ours > before + 0.3
 
 
 def test_a_race_is_won_as_often_as_it_should() -> None:

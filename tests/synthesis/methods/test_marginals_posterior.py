@@ -142,6 +142,7 @@ def test_pairs_that_were_measured_together_have_names(model: NetworkSynthesizer)
 
 
 @needs_mbi
+@pytest.mark.slow
 def test_the_highest_model_is_the_one_that_is_fitted(model: NetworkSynthesizer) -> None:
     """But for weights by sampling beside noise, and a wide prior: within a deviation of noise in every cell."""
     assert model.evidence is not None and model.posterior is not None

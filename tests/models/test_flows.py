@@ -85,6 +85,18 @@ def test_a_density_sums_to_one() -> None:
         assert mass.item() == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize(("hidden", "whole"), [((), True), ((6,), True), ((2,), False)])
+def test_a_number_depends_on_all_before_it_unless_units_are_too_few(hidden: tuple[int, ...], whole: bool) -> None:
+    made = flow("maf", 5, transforms=1, hidden=hidden).double()
+    draws = torch.Generator().manual_seed(0)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, generator=draws)
+    base = torch.randn(5, dtype=torch.float64, generator=draws)
+    jacobian = torch.autograd.functional.jacobian(lambda row: made.steps[0](None)(row), base)  # type: ignore[no-untyped-call]
+    assert not jacobian.triu(1).any()
+    assert bool((jacobian.tril() != 0).sum() == 15) is whole
+
+
 def test_its_arrays_are_its_parameters_alone() -> None:
     made = flow("nsf", 3, 2)
     assert set(made.state_dict()) == {name for name, _ in made.named_parameters()}
@@ -96,7 +108,7 @@ def test_its_arrays_are_its_parameters_alone() -> None:
     [
         ({"kind": "mfa"}, "Did you mean 'maf'"),
         ({"transforms": 0}, "must be 1 or more"),
-        ({"hidden": ()}, "must be 1 or more"),
+        ({"hidden": (0,)}, "must be 1 or more"),
         ({"activation": "sine"}, "allowed are relu, tanh, elu"),
     ],
 )

@@ -16,6 +16,7 @@ Key = tuple[str, float]  # method and epsilon
 Found = dict[Key, dict[str, Any]]
 EPSILONS = (32.0, 16.0, 8.0, 4.0)
 BEFORE, AS_PUBLISHED = "flow, imputed before", "flow, as published"
+NOTHING, LEAKING = "nothing: the commoner class, the mean", "original, tests imputed with the outcome"
 #: The paper's mu for these epsilons at delta = .01, and its scores: SVM accuracy, the same truncated, and mean square error.
 MU = {inf: "∞", 32.0: "6.10", 16.0: "3.92", 8.0: "2.45", 4.0: "1.49"}
 PUBLISHED = {
@@ -41,6 +42,7 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
     listed = [
         target("accuracy, trained on original patients", ".98", f"{original:.3f}", ">= .95", original >= 0.95),
         target("mean square error, trained on original patients", "17.9", f"{of('original', inf, 'error'):.1f}", "", None),
+        target("mean square error of the mean pressure of the patients", "", f"{of(NOTHING, inf, 'error'):.1f}", "", None),
     ]  # fmt: skip
     for arm in (BEFORE, "flow", "moments"):
         levels = sorted((level for name, level in found if name == arm), reverse=True)
@@ -52,7 +54,7 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
             f"error {' '.join(f'{e:.1f}' for e in errors)}; accuracy {' '.join(f'{a:.3f}' for a in accuracies)}",
             "error rises at every step, accuracy by at most .01", falls and rises,
         ))  # fmt: skip
-    for arm in sorted({name for name, level in found if level == epsilon and name not in ("original", BEFORE)}):
+    for arm in sorted({name for name, level in found if level == epsilon and name != BEFORE}):
         accuracy, error = of(arm, epsilon, "accuracy"), of(arm, epsilon, "error")
         listed += [
             target(f"{arm}, ε = {epsilon:g}, δ = .001: accuracy", ".81", f"{accuracy:.3f}", ">= .81", accuracy >= 0.81),
@@ -77,7 +79,7 @@ def score_table(found: Found, scale: Mapping[str, Any]) -> str:
     rows = []
     for (arm, level), one in found.items():
         published = PUBLISHED.get(level, ("", "", "")) if arm in (BEFORE, AS_PUBLISHED) else ("", "", "")
-        published = ORIGINAL if arm == "original" else published
+        published = ORIGINAL if arm == LEAKING else published
         loose = one.get("loose", {})
         cells = [
             part for name, digits in (("accuracy", 3), ("error", 1))
@@ -93,7 +95,7 @@ def score_table(found: Found, scale: Mapping[str, Any]) -> str:
 
 def guarantee(arm: str, level: float) -> str:
     """What is promised of a patient."""
-    if arm == "original" or level == inf:
+    if level == inf:
         return "nothing: no noise"
     if arm == BEFORE:
         return f"nothing: imputed over all patients (claims μ = {MU.get(level, '-')}, δ = .01)"

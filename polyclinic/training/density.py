@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property
+from typing import cast
 
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
+from polyclinic.models.flows import ConditionalFlow
 from polyclinic.synthesis.flows.fills import Law, Laws
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
+from polyclinic.training.modules import load
 from polyclinic.training.synthesis import Judged
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
-from polyclinic.types import Arrays, Builder, Ints
+from polyclinic.types import Arrays, Builder
 
 
 def own_noise(site: SiteWork) -> np.random.Generator:
@@ -49,40 +52,43 @@ class DensityTask(Judged):
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
-        return classification.train(build, arrays, self.shown(work, arrays), replace(settings, loss=DENSITY))
+        return classification.train(build, arrays, self.shown(build, arrays, work), replace(settings, loss=DENSITY))
 
-    def shown(self, work: Sequence[SiteWork], arrays: Arrays) -> list[SiteWork]:
+    def shown(self, build: Builder, arrays: Arrays, work: Sequence[SiteWork]) -> list[SiteWork]:
         """The sites with rows as the flow sees them, which begins with ``arrays``, or with those of a site's own."""
-        laws = _Known(self.recipe, arrays)
+        shared = _Laws(self.recipe, build, arrays)
         return [
-            replace(site, rows=spread(self.recipe, site.rows, self.noise(site), site.number, laws.of(site)))
+            replace(
+                site,
+                rows=spread(
+                    self.recipe, site.rows, self.noise(site), site.number,
+                    _Laws(self.recipe, build, {**arrays, **site.own}) if site.own else shared,
+                ),
+            )
             for site in work
-        ]
+        ]  # fmt: skip
 
 
-class _Known:
-    """The laws by which missing cells are filled, each made once for all sites that begin with the same arrays."""
+class _Laws(dict[int, Law]):
+    """What missing cells of each class are drawn from, made when it is first asked for."""
 
-    def __init__(self, recipe: Recipe, arrays: Arrays) -> None:
-        self._recipe, self._arrays, self._made = recipe, arrays, dict[int, Law]()
+    def __init__(self, recipe: Recipe, build: Builder, arrays: Arrays) -> None:
+        super().__init__()
+        self._recipe, self._build, self._arrays = recipe, build, arrays
 
-    def of(self, site: SiteWork) -> Callable[[Ints], Laws]:
-        """A function of the classes whose laws are asked for."""
-        return partial(self._recipe.laws, {**self._arrays, **site.own}) if site.own else self._shared
+    def __missing__(self, label: int) -> Law:
+        self |= self._recipe.laws(self._flow, [label])
+        return self[label]
 
-    def _shared(self, classes: Ints) -> Laws:
-        self._made |= self._recipe.laws(self._arrays, [k for k in map(int, classes) if k not in self._made])
-        return self._made
+    @cached_property
+    def _flow(self) -> ConditionalFlow:
+        return cast(ConditionalFlow, load(self._build, self._arrays).double().eval())
 
 
-def spread(
-    recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0, laws: Callable[[Ints], Laws] | None = None
-) -> Rows:
+def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0, laws: Laws | None = None) -> Rows:
     """Encoded records of the hospital of this number as a flow sees them: (n, V) in its coordinates; the same patients.
 
-    laws: of classes, what missing cells are drawn from; the standard normal where there are none.
+    laws: what missing cells are drawn from, by class; the standard normal where there are none.
     """
-    z, there = recipe.layout.rows(rows.x, rows.y, hospital), recipe.coordinates
-    asked = np.unique(recipe.layout.labels(z[there.missing(z)]))
-    v, _ = there.drawn(z, rng, laws(asked) if laws else None)
+    v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng, laws)
     return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)

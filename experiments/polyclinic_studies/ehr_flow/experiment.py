@@ -144,15 +144,14 @@ def _hospitals(patients: Sequence[Patients], scale: Scale, hospitals: int, share
 
 def _of_modules(patients: Sequence[Patients], scale: Scale, modules: Sequence[Any], name: str) -> dict[str, Any]:
     rng = generator(0, name)
-    scores: dict[bool, list[Any]] = {True: [], False: []}
+    scores: list[list[list[Any]]] = []
     shown: list[list[float]] = []
     for number, person in enumerate(patients):
         own = modules[number * scale.flows : (number + 1) * scale.flows]
-        rows = [drawn(module, scale.rows, rng) for module in own for _ in range(scale.sets)]
-        shown = shown or shown_of(values(rows[0]))
-        for bounded, kept in scores.items():
-            kept.append(by_imputation([learned(values(u, bounded), person.tests, scale.trees) for u in rows]))
-    return {**judged(scores[True]), "loose": judged(scores[False]), "shown": shown}
+        rows = [values(drawn(module, scale.rows, rng)) for module in own for _ in range(scale.sets)]
+        shown = shown or shown_of(rows[0])
+        scores.append(by_imputation([learned(one, person.tests, scale.trees) for one in rows]))
+    return {**judged(scores), "shown": shown}
 
 
 def _moments(

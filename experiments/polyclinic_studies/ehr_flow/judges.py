@@ -52,7 +52,7 @@ def imputed(records: pd.DataFrame, sets: int, seed: int, iterations: int = 5) ->
     return [values_of(one) for one in chained(x, SCHEMA, seed, draws=sets, iterations=iterations)]
 
 
-def tested(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
+def held_out(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
     """``sets`` complete (n, 19) tables for judging: predictors imputed from predictors alone, by chained equations over all
     patients, and the outcome as it was measured, which only a simulation knows of everybody."""
     x = encode(cohort.records[[column.name for column in _OF_PREDICTORS.columns]], _OF_PREDICTORS).x

@@ -15,7 +15,7 @@ from polyclinic.models.flows import ConditionalFlow
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats
 from polyclinic_studies.ehr_flow.cohort import COLUMNS, HYPERTENSIVE, TRAINING, Cohort, cohort
-from polyclinic_studies.ehr_flow.judges import imputed, learned, pressures, scored, tested, together
+from polyclinic_studies.ehr_flow.judges import held_out, imputed, learned, pressures, scored, together
 from polyclinic_studies.ehr_flow.release import FlowSettings, drawn, scaled, values
 from polyclinic_studies.ehr_flow.tables import EPSILONS, Found, Key
 from polyclinic_studies.parts import Parts
@@ -25,9 +25,9 @@ from polyclinic_studies.parts import Parts
 class Scale:
     """How much is run. flows: of each cohort; sets: drawn of each flow; rows: in each set; trees: of a forest."""
 
-    cohorts: int = 10
-    imputations: int = 5
-    flows: int = 5
+    cohorts: int = 12
+    imputations: int = 3
+    flows: int = 2
     sets: int = 1
     rows: int = 500
     trees: int = 30
@@ -98,7 +98,7 @@ def patients_of(seed: int, imputations: int) -> Patients:
     training = made.records[:TRAINING]
     return Patients(
         made, imputed(made.records, imputations, seed), imputed(training, imputations, seed),
-        [one[TRAINING:] for one in tested(made, imputations, seed)],
+        [one[TRAINING:] for one in held_out(made, imputations, seed)],
         scaled(training[list(COLUMNS)].to_numpy(dtype=np.float64)),
     )  # fmt: skip
 
@@ -126,7 +126,7 @@ def nothing(patients: Sequence[Patients], scale: Scale) -> dict[str, Any]:
     for person in patients:
         outcome, truth = pressures(person.cohort.measured[:TRAINING]), pressures(person.tests[0])
         right = (truth > HYPERTENSIVE) == ((outcome > HYPERTENSIVE).mean() > 0.5)
-        scores.append([[scored(right, (truth - outcome.mean()) ** 2)]])
+        scores.append([[scored(right, (truth - outcome.mean()) ** 2)] for _ in person.tests])
     return judged(scores)
 
 
@@ -136,15 +136,15 @@ def own_sets(patients: Sequence[Patients], scale: Scale) -> list[Floats]:
 
 
 def judged_on_own_sets(
-    patients: Sequence[Patients], scale: Scale, modules: Sequence[ConditionalFlow], *key: str
+    patients: Sequence[Patients], scale: Scale, modules: Sequence[ConditionalFlow], *key: str, loose: bool = False
 ) -> dict[str, Any]:
-    """Flows of ``own_sets``, each judged on held-out patients; with bounds kept and without.
+    """Flows of ``own_sets``, each judged on held-out patients; with bounds kept and, where ``loose``, without as well.
 
     key: of the draws' randomness.
     """
     rng, at, each = generator(0, *key), 0, _each(scale)
     shown: list[list[float]] = []
-    scores: dict[bool, list[list[list[Any]]]] = {True: [], False: []}
+    scores: dict[bool, list[list[list[Any]]]] = {True: [], **({False: []} if loose else {})}
     for person in patients:
         for bounded in scores:
             scores[bounded].append([])
@@ -154,7 +154,7 @@ def judged_on_own_sets(
             shown = shown or shown_of(values(rows[0]))
             for bounded, kept in scores.items():
                 kept[-1].append([learned(values(u, bounded), [test], scale.trees)[0] for u in rows])
-    return {**judged(scores[True]), "loose": judged(scores[False]), "shown": shown}
+    return {**judged(scores[True]), **({"loose": judged(scores[False])} if loose else {}), "shown": shown}
 
 
 def by_imputation(scores: list[list[Any]]) -> list[list[Any]]:

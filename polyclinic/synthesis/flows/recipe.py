@@ -72,9 +72,9 @@ class Recipe:
         """What stands before the flow."""
         return Coordinates(self.layout, self.bounded, self.spread, self.complete)
 
-    def laws(self, arrays: Arrays, classes: Iterable[int]) -> Laws:
-        """Of each of ``classes``, the normal law with the mean and the covariance of the flow of ``arrays``."""
-        flow, places = self.filled(arrays).double(), self.coordinates
+    def laws(self, flow: ConditionalFlow, classes: Iterable[int]) -> Laws:
+        """Of each of ``classes``, the normal law with the mean and the covariance of ``flow``, in double precision."""
+        places = self.coordinates
 
         def inverse(label: int, base: Floats) -> Floats:
             context = torch.eye(self.layout.classes, dtype=torch.float64)[label].expand(len(base), -1)

@@ -72,7 +72,7 @@ class FlowRows:
         """
         module = self.recipe.filled(self.flow).double()
         whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
-        laws = self.recipe.laws(self.flow, np.unique(self.layout.labels(z[whole.missing(z)])))
+        laws = self.recipe.laws(module, np.unique(self.layout.labels(z[whole.missing(z)])))
         found = np.empty((draws, len(z)))
         for draw in range(draws):
             v, log_noise = whole.drawn(z, rng, laws)

@@ -146,7 +146,7 @@ def test_mixed_records_lead_there_and_back(complete: bool) -> None:
     layout = Layout.of(MIXED)
     recipe = make(layout, transforms=1, hidden=4, complete=complete)
     z = rows_of(layout, mixed(60, 3))
-    laws = recipe.laws(begun(recipe), range(layout.classes))
+    laws = recipe.laws(recipe.filled(begun(recipe)).double(), range(layout.classes))
     v, _ = recipe.coordinates.drawn(z, np.random.default_rng(0), laws)
     assert v.shape[1] == recipe.width
     back, there = recipe.coordinates.rows(v), ~recipe.coordinates.missing(z)
@@ -165,7 +165,7 @@ def test_a_hospital_fills_cells_by_what_the_round_begins_with_and_no_patient_mov
         site = SiteWork(
             Rows(x, table.y, table.patient, 30), streams[0], streams[1], 30.0, {}, streams[2], own=own or {}
         )
-        return task.shown([site], given)[0].rows.x
+        return task.shown(recipe.module, given, [site])[0].rows.x
 
     base = seen(table.x, arrays)
     other = table.x.copy()

@@ -21,7 +21,9 @@ from polyclinic.types import Arrays, Floats
 
 @dataclass(frozen=True, eq=False)
 class Recipe:
-    """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``, affine ones at 0.
+    """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``.
+
+    A "maf" of one transform without layers is a normal law of each class.
 
     ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
     redraw: a row with a number beyond its public bounds is drawn again, where otherwise the number moves to the bound.

@@ -18,7 +18,7 @@ from polyclinic.plugins import dataset_of, resolve
 from polyclinic.programs.building import check_options
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.synthetic import Synthetic, making
-from polyclinic.synthesis.sums import SumsMethod, SynthesisMethod
+from polyclinic.synthesis.sums import HIDDEN, SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
 from polyclinic.training.task import TrainSettings
@@ -27,6 +27,12 @@ from polyclinic.types import Arrays, Builder
 if TYPE_CHECKING:
     from polyclinic.training.auditing.fixed import Fixed
     from polyclinic.training.auditing.subject import Claim
+
+
+_HIDDEN = (
+    "Noise hides what every column has to do with the label, so that synthetic patients teach little or nothing of the outcome. "
+    "Allow a larger epsilon, fewer columns or shared noise, or leave them unused."
+)
 
 
 @dataclass(frozen=True)
@@ -130,6 +136,10 @@ class SyntheticSums(Sums, Synthetic):
 
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         return self.frequencies(schema, classes)
+
+    def notes(self, state: State, scored: bool) -> list[str]:
+        hidden = [_HIDDEN] if np.any(state["arrays"].get(HIDDEN, False)) else []
+        return [*hidden, *super().notes(state, scored)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -363,8 +363,8 @@ def standardised_difference(one: Cells, other: Cells) -> dict[str, float] | None
     """
     if any(part.observed[0] < max(2.0, CERTAIN * part.observed[1]) for part in (one, other)):
         return None
-    found = _of_means(one, other) if _is_numeric(one.column) else _of_shares(one, other)
-    return found if found and found["high"] - found["value"] <= _WIDEST else None
+    difference = _of_means(one, other) if _is_numeric(one.column) else _of_shares(one, other)
+    return difference if difference and difference["high"] - difference["value"] <= _WIDEST else None
 
 
 def _of_means(one: Cells, other: Cells) -> dict[str, float] | None:

@@ -15,6 +15,9 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays, Floats, Ints
 
+#: The number of a state that is not 0 where noise hides what every column has to do with the label.
+HIDDEN = "label hidden"
+
 
 class SumsMethod(Protocol):
     """A method of ``rounds`` sums. ``state`` holds what was made of the sums so far, all of it public; it begins with

@@ -75,7 +75,7 @@ RUNS: dict[str, Options] = {
         "independent": {**_ROWS, "model": "independent", "rounds": 1},
         "latent": {**_ROWS, "model": "latent", "rounds": 3},
         "mixture": {**_ROWS, "model": "mixture", "rounds": 1},
-        "marginals": {**_ROWS, "model": "marginals", "rounds": 3, "synthesis.options": "bins=4, picks=2, model=2048"},
+        "marginals": {**_ROWS, "model": "marginals", "rounds": 3, "synthesis.options": "bins=4, model=2048"},
         "gan": {**_GAME, "model": "gan"},
         "dpgan": {**_GAME, "model": "dpgan"},
         "flow of records": {

@@ -269,7 +269,7 @@ def test_steps_that_do_not_settle_leave_the_bill_and_no_posterior(
         main()
     assert not shown.value.code and "did not settle" in capsys.readouterr().out
     with pytest.raises(PolyclinicError, match="did not settle"):
-        RunResult.read(folder).numbers  # noqa: B018
+        RunResult.read(folder).folder.analysis()
 
 
 POLICY = 'budget = 2.0\ndelta = 1e-3\nallowed-tasks = ["posterior"]\n'

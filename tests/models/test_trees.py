@@ -22,9 +22,11 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.programs import program_of
+from polyclinic.programs.boosting import Boosting
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, ledger, make_hospital, message
+from tests.programs.test_boosting import EVERY_WAY
 from tests.runs.test_exporting import inputs
 
 Quick = Callable[..., RunResult]
@@ -33,17 +35,7 @@ NO_REPORT = {"pictures": False}
 POLICY = 'budget = 5.0\ndelta = 1e-3\nallowed-models = ["trees"]\n'
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"privacy.dp": False},
-        {"privacy.epsilon": 8.0},
-        pytest.param({"privacy.epsilon": 8.0, "secure.aggregation": True, "secure.shared-noise": True}, marks=pytest.mark.slow),
-        pytest.param({"privacy.epsilon": 8.0, "secure.aggregation": True, "secure.clip-norm": 100.0}, marks=pytest.mark.slow),
-        pytest.param({"privacy.dp": False, "secure.aggregation": True}, marks=pytest.mark.slow),
-    ],
-    ids=["no privacy", "own noise", "shared noise", "secure sum", "secure sum without noise"],
-)  # fmt: skip
+@EVERY_WAY
 def test_a_run_ends_in_trees_that_rank_patients(quick: Quick, options: dict[str, Any]) -> None:
     result = quick(**TREES | options)
     assert result.summary["metrics"]["pooled"]["auroc"] > 0.95
@@ -119,8 +111,8 @@ def _asked(folder: Path, changed: Any = None, dp: bool = True) -> Message:
     config = RunConfig.build({"model": "trees", "model-options": "trees=16", "privacy.dp": dp, "split.fraction": 0.25})
     program, schema = program_of(config), Schema.from_dict(SCHEMA)
     half, model = program.half(schema, [], 1.0), program.first(schema)
-    assert half is not None
-    size = program.plain_task(schema).method.size(1, {})  # type: ignore[attr-defined]
+    assert half is not None and isinstance(program, Boosting)
+    size = program.method(schema).size(1, {})
     from polyclinic.programs import Collected
 
     state, model = half.absorb(1, half.first(), model, Collected({"sum": np.zeros(size)}, 0.01, 200.0))

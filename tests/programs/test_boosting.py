@@ -15,15 +15,8 @@ from polyclinic.errors import ConfigError
 
 Quick = Callable[..., RunResult]
 EBM: dict[str, Any] = {"model": "ebm", "training.local-steps": 1, "rounds": 4}
-
-
-def _table() -> pd.DataFrame:
-    from polyclinic.ehr.datasets import builtin
-
-    return builtin()["breast-cancer"].load()
-
-
-@pytest.mark.parametrize(
+#: Every way of summing that a run of boosting may take.
+EVERY_WAY = pytest.mark.parametrize(
     "options",
     [
         {"privacy.dp": False},
@@ -34,6 +27,15 @@ def _table() -> pd.DataFrame:
     ],
     ids=["no privacy", "own noise", "shared noise", "secure sum", "secure sum without noise"],
 )  # fmt: skip
+
+
+def _table() -> pd.DataFrame:
+    from polyclinic.ehr.datasets import builtin
+
+    return builtin()["breast-cancer"].load()
+
+
+@EVERY_WAY
 def test_a_run_ends_in_shape_functions(quick: Quick, options: dict[str, Any]) -> None:
     result = quick(**EBM | options)
     assert result.summary["metrics"]["pooled"]["auroc"] > 0.95

@@ -136,7 +136,7 @@ def test_a_hospital_with_few_patients_of_a_term_drops_out_and_the_others_go_on(t
     (folder,) = tmp_path.iterdir()
     assert "'C(region)[T.west]' rests on fewer than 5" in (folder / "report.html").read_text().replace("&#39;", "'")
     assert column(run(tmp_path / "least", "few", least=3), "fit", "Value")["Rows"] == str(whole + int(
-        table(few=True).dropna(subset=["age", "region"]).query("hospital == 'd'").shape[0]
+        table("few").dropna(subset=["age", "region"]).query("hospital == 'd'").shape[0]
     ))  # fmt: skip
 
 

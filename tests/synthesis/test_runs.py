@@ -17,11 +17,12 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.accounting import epsilon, gaussian_event
+from polyclinic.programs import program_of
 from polyclinic.runs.simulation import simulated_patients
 from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import fit_centrally
+from polyclinic.synthesis.sums import HIDDEN, fit_centrally
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
@@ -96,6 +97,12 @@ def test_the_noise_that_is_told_is_the_noise_that_is_there(run: Run) -> None:
     errors = np.array([rows_of(one).means - exact.means for one in many])
     # Two rounds of sums each correct the one before, so that the last one's noise is left.
     assert 0.7 < float(np.median(np.abs(errors) / np.array(stds))) / 0.6745 < 1.5
+
+
+def test_a_run_notes_an_outcome_that_noise_hides() -> None:
+    program = program_of(RunConfig(task="synthesis", model="marginals", rounds=4))
+    hidden, seen = (program.notes({"arrays": {HIDDEN: np.array(one)}}, scored=True) for one in (True, False))
+    assert hidden[0].startswith("Noise hides what every column has to do with the label") and hidden[1:] == seen
 
 
 def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> None:

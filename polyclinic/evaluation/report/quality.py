@@ -174,7 +174,10 @@ _OF_CODES = (
 
 
 def quality_rows(found: Found) -> list[dict[str, Any]]:
-    """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts."""
+    """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts.
+
+    What patients teach comes first: they may look like real ones column by column and tell nothing of the outcome.
+    """
     tables = found["tables"]
     kinds = [set(column) for column in tables["synthetic"]["columns"].values()]
     numbers, categories = any("ks" in kind for kind in kinds), any("tv" in kind for kind in kinds)
@@ -183,7 +186,14 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
     ]  # fmt: skip
     for name in tables["synthetic"]["codes"]:
         measures += [(f"{name}: {words}", best, ("codes", name, *place)) for words, best, place in _OF_CODES]
-    rows = [
+    taught = found["transfer"] or {"real": {}, "synthetic": {}}
+    rows: list[dict[str, Any]] = [
+        {"name": f"What they teach {kind}, on held-out patients (AUROC)", "best": "as real",
+         **{key: estimate(taught[table][kind]["scores"]["auroc"])
+            for key, table in (("synthetic", "synthetic"), ("training", "real"))}}
+        for kind in taught["synthetic"]
+    ]  # fmt: skip
+    rows += [
         {"name": words, "best": best,
          **{key: (_figure(reduce(getitem, place, tables[key])), "") for key in ("synthetic", "training")}}
         for words, best, place in measures

@@ -55,8 +55,8 @@ def model_cells(sizes: Ints, cliques: Sequence[Clique]) -> int:
 def fit(sizes: Ints, measured: Sequence[Measured], iterations: int = _ITERATIONS) -> Clusters:
     """The maximal cliques of the fitted model and their frequencies.
 
-    sizes: (A,) cells of each column; ``measured`` holds every column alone, and any others. Each is weighted by the inverse
-    variance of its noise.
+    sizes: (A,) cells of each column; ``measured`` holds the last column alone, every other with it, and any others. Each is
+    weighted by the inverse variance of its noise.
     """
     mbi, jnp = library("mbi"), library("jax.numpy")
     domain = _domain(mbi, sizes)
@@ -106,12 +106,15 @@ def _matrices(measured: Measured) -> list[Floats]:
 
 
 def _independent(mbi: Any, jnp: Any, domain: Any, cliques: list[Clique], measured: Sequence[Measured]) -> Any:
-    """Potentials of the model of independent columns, from which the steps start."""
+    """Potentials of the model of columns that are independent given the last, from which the steps start."""
     found = mbi.CliqueVector.zeros(domain, [_names(clique) for clique in cliques])
+    last = len(domain.attributes) - 1
     for one in measured:
-        if len(one.clique) == 1 and one.groups is None:
-            home = next(_names(clique) for clique in cliques if one.clique[0] in clique)
+        if one.groups is None and one.clique[-1] == last:
+            home = next(_names(clique) for clique in cliques if set(one.clique) <= set(clique))
             own = domain.project(_names(one.clique))
-            logs = np.log(np.maximum(one.values, _LEAST))
+            logs = np.log(np.maximum(one.values, _LEAST)).reshape(own.shape)
+            if len(one.clique) == 2:
+                logs -= np.log(np.exp(logs).sum(axis=0))
             found[home] = found[home] + mbi.Factor(own, jnp.asarray(logs)).expand(found[home].domain)
     return found

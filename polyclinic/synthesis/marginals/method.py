@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,11 +30,12 @@ from polyclinic.synthesis.marginals.counts import (
 )
 from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
-from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worst
+from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worth
+from polyclinic.synthesis.sums import HIDDEN
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays, Floats, Ints
 
-_ALONE, _SCREEN, _FIRST = 1, 2, 3
+_LABEL, _SCREEN, _FIRST = 1, 2, 3
 # So that sums without noise have weights too.
 _LEAST = 1e-9
 # Drawn rows by which a model's own pairs are known; their error is far below a sum's noise.
@@ -42,10 +44,12 @@ _POOL = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """A SumsMethod. Round 1 asks every column's counts, round 2 those of every pair of columns in groups of cells, which shows
-    what depends on what, and each later round pairs that are chosen by then, in full.
+    """A SumsMethod. Round 1 asks every column's counts within each class of the label, so that the model always has what tells
+    the outcome, however rare. Round 2 asks those of every pair of other columns in groups of cells, which shows what depends on
+    what beyond the label, and each later round pairs that are chosen by then, in full, and those with the label again.
 
-    rounds: 3 or more. picks: how many pairs an aim round chooses. model: how many numbers an aim model's tables may have.
+    rounds: 3 or more. model: how many numbers an aim model's tables may have. focus: columns whose pairs count twice where
+    pairs are chosen.
     """
 
     layout: Layout
@@ -53,13 +57,13 @@ class Marginals:
     algorithm: str
     bins: int
     rounds: int
-    picks: int
     model: int
+    focus: tuple[int, ...] = ()
     name: str = "marginals"
 
     def question(self, round: int, state: Arrays) -> Arrays:
         """Nothing, the groups, or how cells are merged and which pairs are asked. Raises ConfigError without the extra."""
-        if round == _ALONE:
+        if round == _LABEL:
             library("mbi")
             return {}
         if round == _SCREEN:
@@ -71,18 +75,25 @@ class Marginals:
 
     def _sizes(self, round: int, question: Arrays) -> Ints:
         """(m,) cells of each marginal of a round."""
-        if round == _ALONE:
-            return self.table.sizes
         merged, pairs = self._asked(round, question)
         return pair_sizes(pairs, merged_sizes(merged, self.table))
 
     def _asked(self, round: int, question: Arrays) -> tuple[Ints, Ints]:
-        """How a round of pairs merges cells, and (m, 2) its pairs."""
+        """How a round merges cells, and (m, 2) its pairs."""
+        if round == _LABEL:
+            return np.concatenate([np.arange(size) for size in self.table.sizes]), self._with_label
         return (question["groups"], self._pairs) if round == _SCREEN else (question["merged"], question["pairs"])
 
-    @property
+    @cached_property
+    def _with_label(self) -> Ints:
+        """(A, 2) each column with the label, and the label alone."""
+        columns = np.arange(len(self.table.sizes))
+        return np.stack([columns, np.full(len(columns), len(columns) - 1)], axis=1)
+
+    @cached_property
     def _pairs(self) -> Ints:
-        return all_pairs(len(self.table.sizes))
+        """(P, 2) the pairs of other columns; of a single one its pair with the label."""
+        return all_pairs(max(len(self.table.sizes) - 1, 2))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) one-hot in each of the round's m marginals, over sqrt(m): norm 1, or less for rows that differ.
@@ -90,13 +101,11 @@ class Marginals:
         Neighbouring relation: add or remove one patient with all rows. Raises ConfigError, whatever the rows, for a question
         whose numbers are not of cells and columns: they would write a patient's cells into another's vector.
         """
-        if round > _ALONE:
-            self._check(*self._asked(round, question))
-        cells, sizes = self.table.cells(z), self._sizes(round, question)
-        if round > _ALONE:
-            merged, pairs = self._asked(round, question)
-            cells = pair_codes(mapped(cells, merged, self.table), pairs, merged_sizes(merged, self.table))
-        return indicators(cells, sizes, patient, patients)
+        merged, pairs = self._asked(round, question)
+        self._check(merged, pairs)
+        cells = mapped(self.table.cells(z), merged, self.table)
+        codes = pair_codes(cells, pairs, merged_sizes(merged, self.table))
+        return indicators(codes, self._sizes(round, question), patient, patients)
 
     def _check(self, merged: Ints, pairs: Ints) -> None:
         cells, columns = int(self.table.sizes.sum()), len(self.table.sizes)
@@ -111,44 +120,75 @@ class Marginals:
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """Adds the round's frequencies and what the next round asks."""
-        sizes = self._sizes(round, self.question(round, state) if round > _ALONE else {})
+        sizes = self._sizes(round, self.question(round, state) if round > _LABEL else {})
         scale = np.sqrt(len(sizes))
         state = {**state, f"measured {round}": mean * scale, f"noise {round}": np.array(max(noise, _LEAST) * scale)}
-        if round == _ALONE:
-            merged = parts(self.table, mean * scale, noise * scale)
-            return {**state, "merged": merged, "groups": groups(self.table, mean * scale, merged)}
+        if round == _LABEL:
+            alone = self._alone(state)
+            merged = parts(self.table, alone, noise * scale * np.sqrt(self.table.sizes[-1]))
+            grouped = groups(self.table, alone, merged)
+            return {**state, "merged": merged, "groups": grouped, HIDDEN: np.array(self._hides(state, grouped))}
         if round == self.rounds:
             return state
         return {**state, f"pairs {round + 1}": self._choose(round, state, noise)}
 
+    def _by_class(self, state: Arrays, merged: Ints) -> list[Floats]:
+        """For each column but the label (cells, K) frequencies, and the label's own, (1, K); cells after ``merged``."""
+        tables = split(state["measured 1"], self._sizes(_LABEL, {}))
+        own = [*split(merged, self.table.sizes)[:-1], np.zeros(1, dtype=np.int64)]
+        found = [np.zeros((int(numbers.max()) + 1, int(self.table.sizes[-1]))) for numbers in own]
+        for into, numbers, values in zip(found, own, tables, strict=True):
+            np.add.at(into, numbers, values.reshape(len(numbers), -1))
+        return found
+
+    def _hides(self, state: Arrays, grouped: Ints) -> bool:
+        """Whether no column's table with the label stands four deviations of its noise out of independence."""
+        *others, label = self._by_class(state, grouped)
+        positive = np.maximum(label[0], _LEAST)
+        shares = positive / positive.sum()
+        # A group's row less its sum in the label's shares: the noise of K cells, of which each takes part in every difference.
+        spread = float(((1.0 - shares) ** 2 + (len(shares) - 1) * shares**2).sum())
+        variance = float(state["noise 1"]) ** 2 * spread
+        for table, numbers in zip(others, split(grouped, self.table.sizes), strict=False):
+            counts = np.bincount(numbers)
+            squares = ((table - np.outer(table.sum(axis=1), shares)) ** 2).sum()
+            if squares > variance * (counts.sum() + 4.0 * np.sqrt(2.0 * (counts**2).sum())):
+                return False
+        return True
+
+    def _alone(self, state: Arrays) -> Floats:
+        """(all cells,) frequencies of each column alone."""
+        *others, label = self._by_class(state, self._asked(_LABEL, {})[0])
+        return np.concatenate([*(table.sum(axis=1) for table in others), label[0]])
+
     def _choose(self, round: int, state: Arrays, noise: float) -> Ints:
-        """(m, 2) pairs of the next round; where no pair is worth its noise, what was asked so far, or each column alone."""
+        """(m, 2) pairs of the next round: each column's with the label, and what is worth its noise; where nothing is, what was
+        asked so far."""
+        if self.algorithm == "mst" and round >= _FIRST:
+            return state[f"pairs {round}"]
+        errors = self._dependence(state) if round == _SCREEN else self._errors(state)
+        errors = errors * (1.0 + np.isin(self._pairs, self.focus).any(axis=1))
         if self.algorithm == "mst":
-            if round >= _FIRST:
-                return state[f"pairs {round}"]
-            found = spanning_tree(self._pairs, self._dependence(state), len(self.table.sizes))
+            found = spanning_tree(self._pairs, errors, len(self.table.sizes))
         else:
-            errors = self._dependence(state) if round == _SCREEN else self._errors(state)
             cells = pair_sizes(self._pairs, merged_sizes(state["merged"], self.table))
-            # AIM, equation 1: what a new measurement would still be wrong by.
-            scores = errors - np.sqrt(2.0 / np.pi) * cells * noise * np.sqrt(self.picks)
-            found = worst(self._pairs, scores, self.picks, lambda pairs: self._fits(round, state, pairs))
-        if len(found):
-            return found
-        chosen = self._chosen(state)
-        columns = np.arange(len(self.table.sizes))
-        return np.array(sorted(chosen)) if chosen else np.stack([columns, columns], axis=1)
+            # AIM, equation 1: what a new measurement would still be wrong by, if it were asked alone.
+            costs = np.sqrt(2.0 / np.pi) * cells * noise
+            most = min(len(self.table.sizes), len(self._pairs))
+            found = worth(
+                self._pairs, errors, costs, (most, len(self._with_label)), lambda pairs: self._fits(round, state, pairs)
+            )
+        if not len(found):
+            found = np.array(sorted(self._chosen(state)), dtype=np.int64).reshape(-1, 2)
+        return np.concatenate([self._with_label, found])
 
     def _dependence(self, state: Arrays) -> Floats:
-        """(P,) distance of each screened pair from independence."""
-        grouped = state["groups"]
-        alone, variance = [], []
-        for own, numbers in zip(
-            *(split(part, self.table.sizes) for part in (state["measured 1"], grouped)), strict=True
-        ):
-            alone.append(added(own, numbers))
-            variance.append(added(np.full(len(own), float(state["noise 1"]) ** 2), numbers))
-        return dependence(self._pairs, self._screened(state), float(state["noise 2"]), alone, variance)
+        """(P,) distance of each screened pair from independence within each class."""
+        *others, label = self._by_class(state, state["groups"])
+        noises = np.asarray(float(state["noise 1"]) ** 2 * self.table.sizes, dtype=np.float64)
+        return dependence(
+            self._pairs, self._screened(state), float(state["noise 2"]), [*others, np.diag(label[0])], noises
+        )
 
     def _errors(self, state: Arrays) -> Floats:
         """(P,) distance of each screened pair from the model of what is measured so far."""
@@ -163,28 +203,31 @@ class Marginals:
         return split(state["measured 2"], self._sizes(_SCREEN, {"groups": state["groups"]}))
 
     def _chosen(self, state: Arrays) -> set[Clique]:
-        """The pairs that were asked in full."""
+        """The pairs that were asked in full beside those with the label."""
         asked = [state[f"pairs {round}"] for round in range(_FIRST, self.rounds + 1) if f"measured {round}" in state]
-        return {(int(first), int(second)) for pairs in asked for first, second in pairs if first != second}
+        label = len(self.table.sizes) - 1
+        return {(int(first), int(second)) for pairs in asked for first, second in pairs if second != label}
 
     def _fits(self, round: int, state: Arrays, pairs: Sequence[Clique]) -> bool:
         """Whether the model stays as small as at this round it may be: early choices leave room for later ones (AIM)."""
         share = (round - 1) / (self.rounds - _SCREEN)
-        cliques = [*self._chosen(state), *pairs, *((column,) for column in range(len(self.table.sizes)))]
+        cliques = [*self._chosen(state), *pairs, *map(tuple, self._with_label[:-1].tolist())]
         return model_cells(merged_sizes(state["merged"], self.table), cliques) <= share * self.model
 
     def _fitted(self, state: Arrays) -> NetworkSynthesizer:
         sizes = merged_sizes(state["merged"], self.table)
         model = fit(sizes, self._measured(state, sizes))
-        return NetworkSynthesizer.of(self.table, self.bins, state["merged"], state["measured 1"], model)
+        return NetworkSynthesizer.of(self.table, self.bins, state["merged"], self._alone(state), model)
 
     def _measured(self, state: Arrays, sizes: Ints) -> list[Measured]:
-        """The columns alone, the chosen pairs, and of the screened ones those that were chosen."""
-        found = []
-        own = zip(*(split(part, self.table.sizes) for part in (state["measured 1"], state["merged"])), strict=True)
-        for column, (values, numbers) in enumerate(own):
+        """The label, every column with it, the chosen pairs, and of the screened ones those that were chosen."""
+        found, classes = [], int(self.table.sizes[-1])
+        own = [*split(state["merged"], self.table.sizes)[:-1], np.zeros(1, dtype=np.int64)]
+        for pair, values, numbers in zip(
+            self._with_label.tolist(), self._by_class(state, state["merged"]), own, strict=True
+        ):
             deviation = np.sqrt(added(np.ones(len(numbers)), numbers)) * float(state["noise 1"])
-            found.append(Measured((column,), added(values, numbers), deviation))
+            found.append(Measured(tuple(dict.fromkeys(pair)), values.ravel(), np.repeat(deviation, classes)))
         for round in range(_FIRST, self.rounds + 1):
             if f"measured {round}" in state:
                 pairs = state[f"pairs {round}"]
@@ -229,11 +272,11 @@ def make(
     algorithm: str = "aim",
     bins: int | str = 16,
     rounds: int | str = 0,
-    picks: int | str = 0,
     columns: int | str = 60,
     model: int | str = 1 << 17,
+    focus: str = "",
 ) -> Marginals:
-    """Marginals with checked options; rounds 0: 4 for mst, 6 for aim; picks 0: in all as many pairs as columns.
+    """Marginals with checked options; rounds 0: 4 for mst, 6 for aim; focus: columns of the schema, joined by "+".
 
     Raises ConfigError for a bad option, or a schema that makes more than ``columns`` columns of cells.
     """
@@ -246,8 +289,18 @@ def make(
             f"Method option 'rounds' is {asked}; allowed are 0 (the default of {algorithm}) and 3 to 100."
         )
     total = asked or (4 if algorithm == "mst" else 6)
-    most = _whole("picks", picks, 0, 1000) or -(-len(table.sizes) // (total - _SCREEN))
-    return Marginals(layout, table, algorithm, int(bins), total, most, _whole("model", model, 1 << 10, 1 << 24))
+    most = _whole("model", model, 1 << 10, 1 << 24)
+    return Marginals(layout, table, algorithm, int(bins), total, most, _places(table, focus))
+
+
+def _places(table: Table, focus: str) -> tuple[int, ...]:
+    """The columns of cells of the schema's columns that ``focus`` names."""
+    found = {column.name: at for column, at in table.layout.columns}
+    names = [name.strip() for name in focus.split("+")] if focus else []
+    if unknown := [name for name in names if name not in found]:
+        raise ConfigError(f"Method option 'focus' names {unknown[0]!r}; allowed are {', '.join(found)}, joined by '+'.")
+    starts = {start for name in names for start in range(found[name].start, found[name].stop)}
+    return tuple(place for place, one in enumerate(table.attributes) if not one.label and one.start in starts)
 
 
 def _whole(name: str, value: int | str, low: int, high: int) -> int:

@@ -24,20 +24,26 @@ def distance(difference: Floats, noise: float) -> float:
     return float(np.sqrt(difference.size * max(float((difference**2).sum()) - noise, 0.0)))
 
 
-def dependence(
-    pairs: Ints, measured: list[Floats], noise: float, alone: list[Floats], variance: list[Floats]
-) -> Floats:
-    """(P,) how far each pair is from independence: L1, corrected for noise.
+def dependence(pairs: Ints, measured: list[Floats], noise: float, by_class: list[Floats], variance: Floats) -> Floats:
+    """(P,) how far each pair is from independence within each class of the label: L1, corrected for noise.
 
-    measured: the pairs' tables, flat, deviation ``noise`` in each cell. alone: the columns' frequencies over the same groups,
-    with their ``variance``.
+    measured: the pairs' tables, flat, deviation ``noise`` in each cell. by_class: for each column, the label last, (groups, K)
+    frequencies, the label's on its diagonal; variance: (A,) of the noise of a class' groups, added up.
     """
+    shares = np.maximum(by_class[-1].sum(axis=0), 1e-12)
+    within, unsure = [], []
+    for own, spread in zip(by_class, variance, strict=True):
+        positive = np.maximum(own, 0.0)
+        total = positive.sum(axis=0)
+        within.append(np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1.0 / len(own)))
+        # No two distributions are further apart than this, however loud the noise in a rare class.
+        unsure.append(np.minimum(spread / shares**2, 1.0))
     found = []
     for (first, second), table in zip(pairs, measured, strict=True):
-        p, q = alone[first], alone[second]
-        expected = table.size * noise**2
-        expected += float((p**2).sum() * variance[second].sum() + (q**2).sum() * variance[first].sum())
-        found.append(distance(table - np.outer(p, q).ravel(), expected))
+        p, q = within[first], within[second]
+        each = (p**2).sum(axis=0) * unsure[second] + (q**2).sum(axis=0) * unsure[first]
+        expected = table.size * noise**2 + float((shares**2 * each).sum())
+        found.append(distance(table - ((p * shares) @ q.T).ravel(), expected))
     return np.array(found)
 
 
@@ -54,11 +60,25 @@ def spanning_tree(pairs: Ints, weights: Floats, columns: int) -> Ints:
     return found[np.lexsort(found.T[::-1])]
 
 
-def worst(pairs: Ints, scores: Floats, most: int, fits: Callable[[list[tuple[int, int]]], bool]) -> Ints:
-    """(up to ``most``, 2) pairs of the largest scores above 0 for which a model still ``fits`` into memory, in their order."""
+def worth(
+    pairs: Ints, errors: Floats, costs: Floats, most: tuple[int, int], fits: Callable[[list[tuple[int, int]]], bool]
+) -> Ints:
+    """(m, 2) the pairs, in their order, by which most is gained if all are asked at once: the sum of errors less costs.
+
+    errors: (P,) what the model is wrong by. costs: (P,) what a measurement alone would be; of m tables each is sqrt(m) times as
+    loud. most: at most so many pairs, and how many tables are asked beside them. A pair is left out with which no model ``fits``
+    into memory. So more pairs are asked where there is more budget, or more that depends on something.
+    """
+    limit, beside = most
+    gains = []
+    for count in range(1, limit + 1):
+        scores = errors - costs * np.sqrt(count + beside)
+        gains.append(np.sort(np.maximum(scores, 0.0))[-count:].sum())
+    count = int(np.argmax(gains)) + 1
+    scores = errors - costs * np.sqrt(count + beside)
     found: list[tuple[int, int]] = []
     for place in np.argsort(-scores, kind="stable"):
-        if scores[place] <= 0 or len(found) == most:
+        if scores[place] <= 0 or len(found) == count:
             break
         pair = (int(pairs[place, 0]), int(pairs[place, 1]))
         if fits([*found, pair]):

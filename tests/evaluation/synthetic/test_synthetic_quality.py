@@ -117,7 +117,12 @@ def test_classifiers_find_a_shuffled_table_out_and_learn_little_from_it() -> Non
         "correlations",
         "transfer",
     }
-    assert len(quality_rows(found)) == 16 and quality(found) is not None
+    rows = quality_rows(found)
+    assert len(rows) == 20 and quality(found) is not None
+    taught_first = taught["synthetic"]["logistic regression"]["scores"]["auroc"]["value"]
+    assert rows[0]["name"] == "What they teach logistic regression, on held-out patients (AUROC)"
+    assert rows[0]["synthetic"][0] == f"{taught_first:.3f}"
+    assert float(rows[0]["training"][0]) > 0.6 and rows[4]["name"].startswith("Numbers alike")
 
 
 def test_what_so_few_define_is_a_number_and_the_rest_is_none() -> None:

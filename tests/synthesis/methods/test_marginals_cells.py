@@ -12,7 +12,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals import make
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import groups, merged_sizes, parts, split
-from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worst
+from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worth
 from polyclinic.types import Ints
 
 SCHEMA = Schema(
@@ -101,7 +101,7 @@ def test_too_many_columns_are_refused_by_name() -> None:
         ({"bins": 1}, "'bins' is 1; allowed are whole numbers from 2 to 64"),
         ({"bins": "ten"}, "'bins' is 'ten'"),
         ({"rounds": 2}, "'rounds' is 2; allowed are 0 .* and 3 to 100"),
-        ({"picks": -1}, "'picks' is -1"),
+        ({"focus": "age+weight"}, "'focus' names 'weight'; allowed are age, visits"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, str], message: str) -> None:
@@ -112,6 +112,7 @@ def test_bad_options_are_refused(options: dict[str, str], message: str) -> None:
 def test_options_may_be_text() -> None:
     method = make(LAYOUT, algorithm="mst", bins="8", rounds="5")
     assert (method.rounds, method.table.sizes[0]) == (5, 8)
+    assert make(LAYOUT, focus="sbp + codes").focus == (6, 7, 8, 9, 10)
 
 
 @settings(max_examples=30)
@@ -188,23 +189,43 @@ def test_the_tree_is_the_heaviest_of_all() -> None:
     assert spanning_tree(pairs, np.zeros(6), 4).shape == (0, 2)
 
 
-def test_dependence_is_corrected_for_noise() -> None:
+def test_dependence_within_classes_is_corrected_for_noise() -> None:
     rng, noise = np.random.default_rng(0), 0.05
-    half = [np.array([0.5, 0.5])] * 2
-    still = [np.zeros(2)] * 2
-    exact = np.array([0.4, 0.1, 0.1, 0.4])
-    assert dependence(np.array([[0, 1]]), [exact], 0.0, half, still)[0] == pytest.approx(0.6)
+    pair, one_class = np.array([[0, 1]]), [np.array([[0.5], [0.5]])] * 2 + [np.eye(1)]
+    exact, still = np.array([0.4, 0.1, 0.1, 0.4]), np.zeros(3)
+    assert dependence(pair, [exact], 0.0, one_class, still)[0] == pytest.approx(0.6)
     squares = [
-        dependence(np.array([[0, 1]]), [exact + noise * rng.standard_normal(4)], noise, half, still)[0] ** 2
-        for _ in range(4000)
+        dependence(pair, [exact + noise * rng.standard_normal(4)], noise, one_class, still)[0] ** 2 for _ in range(4000)
     ]
     assert np.mean(squares) == pytest.approx(0.36, abs=0.01)
     assert distance(np.array([0.1, -0.1]), 0.02) == pytest.approx(0.0, abs=1e-8)
 
 
-def test_the_worst_pairs_are_those_above_their_noise_that_fit() -> None:
+def test_what_the_label_explains_is_no_dependence_however_loud_a_rare_class() -> None:
+    by_class = [
+        np.array([[0.81, 0.02], [0.09, 0.08]])
+    ] * 2  # each column is 1 for a tenth, and for four fifths of a rare class
+    shares = np.array([0.9, 0.1])
+    table = sum(share * np.outer(own, own) for share, own in zip(shares, (by_class[0] / shares).T, strict=True)).ravel()
+    assert dependence(np.array([[0, 1]]), [table], 0.0, [*by_class, np.diag(shares)], np.zeros(3))[0] < 1e-9
+    assert np.abs(table - np.outer(by_class[0].sum(axis=1), by_class[0].sum(axis=1)).ravel()).sum() > 0.15
+    loud = dependence(
+        np.array([[0, 1]]), [np.array([0.5, 0, 0, 0.5])], 0.0, [*by_class, np.diag(shares)], np.full(3, 1e-4)
+    )
+    assert loud[0] > 0.5
+
+
+def test_pairs_are_chosen_as_long_as_they_gain_more_than_they_cost_and_fit() -> None:
     pairs = all_pairs(3)
-    scores = np.array([0.5, -0.1, 0.9])
-    assert worst(pairs, scores, 5, lambda _: True).tolist() == [[0, 1], [1, 2]]
-    assert worst(pairs, scores, 1, lambda _: True).tolist() == [[1, 2]]
-    assert worst(pairs, scores, 5, lambda chosen: (1, 2) not in chosen).tolist() == [[0, 1]]
+    errors, costs = np.array([0.5, 0.1, 0.9]), np.full(3, 0.1)
+
+    def chosen(most: tuple[int, int] = (3, 1), scale: float = 1.0) -> list[list[int]]:
+        return worth(pairs, errors, scale * costs, most, lambda _: True).tolist()
+
+    # Of two tables beside one each has sqrt(3) of 0.1, of three 0.2 is more than the second pair's 0.1.
+    assert chosen() == [[0, 1], [1, 2]]
+    assert chosen((1, 1)) == [[1, 2]]
+    assert chosen(scale=0.0) == [[0, 1], [0, 2], [1, 2]]
+    assert chosen(scale=3.0) == [[1, 2]]
+    assert chosen(scale=9.0) == []
+    assert worth(pairs, errors, costs, (3, 1), lambda found: (1, 2) not in found).tolist() == [[0, 1]]

@@ -145,6 +145,7 @@ def real_table(found: list[dict[str, Any]]) -> str:
     words = (
         f"Real patients: eICU demo, creatinine above {ABOVE} mg/dl and its value by twelve others of the first day. Four regions "
         f"({len(train)} patients, of whom the platform holds out a quarter) train, the region {HELD_OUT} ({len(test)} patients) "
-        f"tests. δ = {DELTA:g}, a patient added or removed; rows and test patients are imputed by what synthetic rows say.\n"
+        f"tests. δ = {DELTA:g}, a patient added or removed; predictors of rows and of test patients are imputed by what "
+        "synthetic rows say, creatinine left out.\n"
     )  # fmt: skip
     return words + "\n" + markdown(["trained on", "ε", "accuracy", "mean square error"], rows)

@@ -38,10 +38,12 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
     def target(what: str, paper: str, measured: str, goal: str, met: bool | None) -> Target:
         return Target("R10", what, paper, measured, goal, met if at else None)
 
-    original = of("original", inf, "accuracy")
+    original, leaking = (of(arm, inf, "accuracy") for arm in ("original", LEAKING))
     listed = [
-        target("accuracy, trained on original patients", ".98", f"{original:.3f}", ">= .95", original >= 0.95),
-        target("mean square error, trained on original patients", "17.9", f"{of('original', inf, 'error'):.1f}", "", None),
+        target("accuracy, trained on original patients", "", f"{original:.3f}", ">= .95", original >= 0.95),
+        target("the same, tests imputed with the outcome", ".98", f"{leaking:.3f}", ">= .95", leaking >= 0.95),
+        target("mean square error, trained on original patients", "", f"{of('original', inf, 'error'):.1f}", "", None),
+        target("the same, tests imputed with the outcome", "17.9", f"{of(LEAKING, inf, 'error'):.1f}", "", None),
         target("mean square error of the mean pressure of the patients", "", f"{of(NOTHING, inf, 'error'):.1f}", "", None),
     ]  # fmt: skip
     for arm in (BEFORE, "flow", "moments"):
@@ -65,6 +67,10 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
                 f"{arm}, ε = {epsilon:g}, δ = .001: mean square error", "80.1",
                 f"{error:.1f} ± {standard_error(found[arm, epsilon]['error']):.1f}", "<= 80", error <= 80,
             ),
+            target(
+                f"{arm}, ε = {epsilon:g}, δ = .001: mean square error, over that of the mean", "",
+                f"{error / of(NOTHING, inf, 'error'):.2f}", "at most .5", error <= of(NOTHING, inf, "error") / 2,
+            ),
         ]  # fmt: skip
     return tuple(listed)
 
@@ -87,19 +93,19 @@ def score_table(found: Found, scale: Mapping[str, Any]) -> str:
         f"brackets the standard error within one by Rubin's rules over {scale['imputations']} imputations of the test patients. "
         f"SVM and random forest ({scale['trees']} trees) on 17 attributes; published scores are of the authors' patients.\n"
     )
-    rows = []
+    rows, both = [], any("loose" in one for one in found.values())
+    loose = ["not truncated"] if both else []
     for (arm, level), one in found.items():
         published = PUBLISHED.get(level, ("", "", "")) if arm in (BEFORE, AS_PUBLISHED) else ("", "", "")
         published = ORIGINAL if arm == LEAKING else published
-        loose = one.get("loose", {})
         cells = [
             part for name, digits in (("accuracy", 3), ("error", 1))
-            for part in (_score(one, name, digits), _plain(loose, name, digits))
+            for part in (_score(one, name, digits), *([_plain(one.get("loose", {}), name, digits)] if both else []))
         ]  # fmt: skip
         level_text = "∞" if level == inf else f"{level:g}"
         promise = one.get("holds") or guarantee(arm, level)
         rows.append([arm, level_text, promise, *cells, " / ".join(part for part in published if part)])
-    head = ["trained on", "ε", "holds", "accuracy", "not truncated", "mean square error", "not truncated",
+    head = ["trained on", "ε", "holds", "accuracy", *loose, "mean square error", *loose,
             "published: accuracy / truncated / error"]  # fmt: skip
     return f"{words}\n{markdown(head, rows)}"
 

@@ -23,8 +23,7 @@ from polyclinic.types import Arrays, Floats
 class Recipe:
     """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``.
 
-    A "maf" of one transform without layers is a normal law of each class.
-
+    layers: without any, a "maf" of one transform is a normal law of each class.
     ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
     redraw: a row with a number beyond its public bounds is drawn again, where otherwise the number moves to the bound.
     base: (F,) mean and (F, F) lower root of the covariance of the flow's base, public; standard normal where there is none.

@@ -99,6 +99,7 @@ def test_a_flow_of_the_configuration_is_audited() -> None:
         audit(subject, 40, (20,), white_box=False)
 
 
+# `polyclinic reproduce audit` has twenty of both.
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seeds"), [("maf", 6), ("nsf", 2)])
 def test_no_false_alarm_in_many_seeds(name: str, seeds: int) -> None:

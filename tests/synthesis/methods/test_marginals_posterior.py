@@ -1,6 +1,7 @@
 """The posterior of a model of marginals: fields by enumeration, closed forms, files, and how often intervals hold the truth."""
 
 import itertools
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.coverage.__main__ import covered, measured
+from benchmarks.coverage.__main__ import PAGE, RESULT, covered, measured, table
 from benchmarks.coverage.population import INTERACTION, LAYOUT, MEANS, SLOPES, Population, counted
 from polyclinic.synthesis.marginals import NetworkSynthesizer, make
 from polyclinic.synthesis.marginals.estimation import Measured, fit
@@ -154,6 +155,15 @@ def test_the_highest_model_is_the_one_that_is_fitted(model: NetworkSynthesizer) 
         family, joint = next((family, joint) for family, joint in fitted if set(clique) <= set(family))
         others = tuple(axis for axis, column in enumerate(family) if column not in clique)
         assert np.abs(joint.sum(axis=others).ravel() - values).max() < noise
+
+
+def test_the_page_shows_the_results_that_lie_in_the_repository() -> None:
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    assert {row["epsilon"] for row in rows} == {0.5, 1.0, 3.0, 10.0} and min(row["trials"] for row in rows) >= 200
+    for row in rows:
+        if row["epsilon"] >= 1.0 and not row["interaction"]:
+            assert min(row["held"]["anew"].values()) > 0.9 > np.mean(list(row["held"]["one set"].values()))
 
 
 def test_the_populations_coefficients_are_those_that_made_it() -> None:

@@ -1,6 +1,6 @@
 """A two-arm trial by private GANs: Beaulieu-Jones et al. 2019 on SPRINT, here on a simulation of its form.
 
-Targets R12 and, with ``--federation``, R16. The published numbers are the paper's and, for accuracies, those of its
+Target R12. The published numbers are the paper's and, for accuracies, those of its
 notebook (greenelab/SPRINT_gan), on the trial's real participants, which this simulation was calibrated to.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
-from polyclinic_studies.generators import hospitals, stated
+from polyclinic_studies.generators import stated
 from polyclinic_studies.generators.transfer_figures import figures
 from polyclinic_studies.generators.transfer_study import (
     Found,
@@ -120,17 +120,8 @@ def run(asked: Asked, say: Say) -> Findings:
         *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
     ]
     targets = _targets(found, asked) if asked.preset == "sound" else ()
-    results: dict[str, Any] = {"methods": [plain(one) for one in found]}
-    config: dict[str, Any] = chosen.as_config()
-    if asked.federation:
-        federated = hospitals.federation(
-            parts, asked, {**chosen.common, "privacy.epsilon": EPSILON, "privacy.delta": DELTA}
-        )
-        targets = (*targets, *federated.targets)
-        tables.append(federated.table)
-        results["federation"] = federated.results
-        config["federation"] = federated.config
-    return Findings(config, targets, results, "\n".join(tables), drawn)
+    results = {"methods": [plain(one) for one in found]}
+    return Findings(chosen.as_config(), targets, results, "\n".join(tables), drawn)
 
 
 def _targets(found: list[Found], asked: Asked) -> tuple[Target, ...]:

@@ -38,7 +38,7 @@ PAGE = ROOT / "docs" / "synthesis" / "inference.md"
 BEGIN, END = "<!-- benchmarks.coverage: begin -->", "<!-- benchmarks.coverage: end -->"
 PATIENTS, SETS, TIMES, DELTA, TRIALS = 2000, 20, 5, 1e-5, 200
 #: Epsilon, and the interaction in the population.
-SETTINGS = ((1.0, 0.0), (3.0, 0.0), (0.5, 0.0), (3.0, 2.0), (10.0, 0.0), (math.inf, 0.0))
+SETTINGS = ((1.0, 0.0), (3.0, 0.0), (0.5, 0.0), (3.0, 2.0), (10.0, 0.0))
 #: The pairs that depend on each other beyond the label.
 DEPENDENT = (("decade", "diabetes"), ("diabetes", "smokes"), ("smokes", "stage"))
 Intervals = dict[str, tuple[Floats, Floats]]

@@ -79,6 +79,11 @@ class _Centred(Recipe):
         return _Scaled(self.layout)
 
 
+def test_complete_patients_move_the_sum_by_at_most_the_clip() -> None:
+    found = sensitivity(flowed(make(LAYOUT, transforms=1, layers=0, complete=True)))
+    assert found.passed and 0.9 < found.measured <= 1.0 + 1e-6
+
+
 def test_coordinates_that_are_made_of_other_patients_are_caught() -> None:
     found = sensitivity(flowed(_Centred(LAYOUT, transforms=2, hidden=8)))
     assert not found.passed and found.measured > 1.1

@@ -1,4 +1,4 @@
-"""Whether a game converges: what its rows teach over the rounds at each epsilon (PPGAN's Figures 3 and 4); means with errors.
+"""Whether a game converges: what its rows teach over the rounds at each epsilon (PPGAN's Figures 3 and 4).
 
 PPGAN's own curves are of losses, which under privacy no hospital sends; what the generator of a round teaches is post-processing.
 """
@@ -41,15 +41,6 @@ def figures(courses: Mapping[str, Sequence[Course]]) -> dict[str, Figure]:
             lines[name] = (np.array(numbers, dtype=float), np.array(means))
     title, caption = "Accuracy on real pictures", "Of a logistic regression of generated ones, mean over seeds."
     return {"convergence": plot_lines(lines, title, caption)} if lines else {}
-
-
-def with_error(values: Sequence[float]) -> str:
-    """Mean ± standard error and how many; ``-`` of none."""
-    if not values:
-        return "-"
-    if len(values) < 2:
-        return f"{values[0]:.3f}"
-    return f"{fmean(values):.3f} ± {stdev(values) / sqrt(len(values)):.3f} (SE of {len(values)})"
 
 
 def above_nothing(values: Sequence[float]) -> bool | None:

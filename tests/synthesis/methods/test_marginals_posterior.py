@@ -1,6 +1,7 @@
 """The posterior of a model of marginals: fields by enumeration, closed forms, files, and how often intervals hold the truth."""
 
 import itertools
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.coverage.__main__ import covered, measured
+from benchmarks.coverage.__main__ import PAGE, RESULT, covered, measured, table
 from benchmarks.coverage.population import INTERACTION, LAYOUT, MEANS, SLOPES, Population, counted
 from polyclinic.synthesis.marginals import NetworkSynthesizer, make
 from polyclinic.synthesis.marginals.estimation import Measured, fit
@@ -156,6 +157,15 @@ def test_the_highest_model_is_the_one_that_is_fitted(model: NetworkSynthesizer) 
         assert np.abs(joint.sum(axis=others).ravel() - values).max() < noise
 
 
+def test_the_page_shows_the_results_that_lie_in_the_repository() -> None:
+    rows = json.loads(RESULT.read_text(encoding="utf-8"))["rows"]
+    assert table(rows) in PAGE.read_text(encoding="utf-8")
+    assert {row["epsilon"] for row in rows} == {0.5, 1.0, 3.0, 10.0} and min(row["trials"] for row in rows) >= 200
+    for row in rows:
+        if row["epsilon"] >= 1.0 and not row["interaction"]:
+            assert min(row["held"]["anew"].values()) > 0.9 > np.mean(list(row["held"]["one set"].values()))
+
+
 def test_the_populations_coefficients_are_those_that_made_it() -> None:
     truth = dict(zip((*MEANS, *SLOPES), Population().truth, strict=True))
     np.testing.assert_allclose([truth[one] for one in SLOPES[1:]], [0.25, 0.6, 0.5, 0.7], atol=1e-5)
@@ -178,7 +188,7 @@ def test_intervals_of_models_drawn_anew_hold_the_truth() -> None:
 @needs_mbi
 @pytest.mark.slow
 def test_an_interaction_that_no_pair_shows_is_lost() -> None:
-    """So that it must not be trusted: hardly an interval holds it, however the sets are combined."""
-    found = covered(3.0, 2.0, 15)["held"]
+    """So that it must not be trusted: of 200 trials 25 % of intervals hold it by rule full, and none by another."""
+    found = covered(3.0, 2.0, 30)["held"]
     assert found["real"][INTERACTION] > 0.7
-    assert found["anew"][INTERACTION] < 0.4 and found["partial"][INTERACTION] < 0.4
+    assert found["anew"][INTERACTION] < 0.5 and found["partial"][INTERACTION] < 0.1

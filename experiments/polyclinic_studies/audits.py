@@ -45,6 +45,7 @@ TRAINERS: dict[str, dict[str, Any]] = {
     "newton": {"training.optimizer": "newton"},
     "output-perturbation": {"task": "output-perturbation"},
     "objective-perturbation": {"task": "objective-perturbation"},
+    "exponential-mechanism": {"task": "exponential-mechanism"},
     "posterior": {"task": "posterior"},
     "posterior, flow": {"task": "posterior", "posterior.options": "method=flow", "rounds": 2},
     "regression": {"task": "regression", "task-options": "formula='controlled ~ age + male'"},

@@ -107,6 +107,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "classification": "polyclinic.training.classification:",
         "output-perturbation": "polyclinic.training.logistic.convex:OUTPUT",
         "objective-perturbation": "polyclinic.training.logistic.convex:OBJECTIVE",
+        "exponential-mechanism": "polyclinic.training.logistic.convex:EXPONENTIAL",
         "synthesis": "polyclinic.training.synthesis:SumsTask",
         "posterior": "polyclinic.training.synthesis:SumsTask",
         **dict.fromkeys(ANALYSES, "polyclinic.training.synthesis:ExactSumsTask"),

@@ -108,6 +108,7 @@ def _shared_noise(config: RunConfig) -> None:
         ("training.momentum", 0.0, "the step is taken on the sum; strategy fedavgm has server-momentum"),
         ("training.batching", "poisson", "noise over time is not shared"),
         ("training.denoise", "none", "no hospital has a noised gradient to filter"),
+        ("training.radius", 0.0, "the step is taken on the sum"),
         ("privacy.overlap", 1, "a patient of two hospitals would be in the sum twice, which no single charge covers"),
     ):  # fmt: skip
         value = config.value(key)

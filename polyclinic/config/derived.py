@@ -35,6 +35,7 @@ def train_settings(config: RunConfig, noise_multiplier: float | None) -> TrainSe
         learning_rate=config.training.learning_rate,
         max_grad_norm=config.privacy.max_grad_norm, noise_multiplier=noise_multiplier, optimizer=config.training.stepping,
         momentum=config.training.usual_momentum, weight_decay=config.training.weight_decay,
+        radius=config.training.radius,
         engine=config.training.engine, device="cuda" if config.gpus else "cpu", compiled=steps >= LOADING_PAYS,
         batching=config.training.batching,
         noise=noise_named(config), denoise=config.training.denoise, denoise_gain=config.training.denoise_gain,

@@ -170,6 +170,12 @@ class Training(Keys):
         "auto", description="Momentum of sgd and rmsprop; auto: what the objective states, else 0.9, and 0 of rmsprop."
     )
     weight_decay: float = Field(0.0, ge=0, le=1e6, description="L2 penalty of the optimizer.")
+    radius: float = Field(
+        0.0,
+        ge=0,
+        description="Each step ends by shortening the trained parameters to this L2 norm where they are longer (projected "
+        "DP-GD, DP-SGD); 0 leaves them.",
+    )
     engine: Literal["auto", "linear", "layered", "functional", "opacus"] = Field(
         "auto",
         description="How per-patient gradients are had: linear (closed form), layered (closed forms of the layers of any "

@@ -148,8 +148,8 @@ class RunConfig(Keys):
     )
     task: str = Field(
         "classification",
-        description="What a hospital does with its shard: classification, output-perturbation or objective-perturbation "
-        "(one release of a logistic model, with defaults of its own: docs/privacy/convex.md), synthesis "
+        description="What a hospital does with its shard: classification, output-perturbation, objective-perturbation or "
+        "exponential-mechanism (one release of a logistic model, with defaults of its own: docs/privacy/convex.md), synthesis "
         "(docs/synthesis/README.md), posterior (docs/flows/inference.md), or `package.module:Name`.",
     )
     task_options: Written = Field(

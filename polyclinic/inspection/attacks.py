@@ -20,7 +20,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.split import OWN_SPLIT
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
+from polyclinic.evaluation.attacks import attributes, gradients, identification, inversion, membership
 from polyclinic.evaluation.attacks.identification import Table, closest, first_rows, proximity
 from polyclinic.evaluation.report import render_report
 from polyclinic.files import write_file
@@ -42,6 +42,8 @@ from polyclinic.types import Arrays
 # Where a run claims no delta, the one at which its lower bound is stated.
 _USUAL_DELTA, _CONFIDENCE = 1e-5, 0.95
 ROWS, MOST_PATIENTS = 2000, 5000
+#: Objectives whose outputs are logits of classes.
+_OF_CLASSES = ("classification", "binary")
 
 
 def attack_run(
@@ -193,6 +195,7 @@ def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
     target.doing("membership by losses")
     losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
     found = [_judge(target, "loss threshold", -losses[0], -losses[1])]
+    found += _inversion(target)
     if not shadows:
         target.leave_out("LiRA", "no shadow models were asked for")
     elif target.program.config.secure.shared_noise:
@@ -224,6 +227,24 @@ def _predictions(target: Target, rows: Rows, arrays: Arrays | None = None) -> np
 def _losses(target: Target, rows: Rows) -> np.ndarray:
     losses = target.objective.losses_of(_predictions(target, rows), rows.y)
     return membership.of_patients(losses, rows.patient, rows.patients)
+
+
+def _inversion(target: Target) -> list[dict[str, Any]]:
+    """Membership by how near patients are to the record that the model takes for one of their class, where that can be had."""
+    if target.objective.name not in _OF_CLASSES:
+        target.leave_out("model inversion", "the label has no classes for which a softmax stands")
+        return []
+    sides = [_one_each(rows, np.arange(rows.patients)) for rows in (target.members, target.non_members)]
+    x = np.nan_to_num(np.concatenate([x for x, _ in sides]))
+    low, high, module = x.min(axis=0), x.max(axis=0), gradients.loaded(target.build, target.arrays)
+    classes = range(target.objective.label_columns(sides[0][1][:1]).shape[1])
+    records = [inversion.invert(module, label, x.mean(axis=0), low, high, target.objective.losses) for label in classes]
+    made = [record for record in records if record is not None]
+    if len(made) < len(records):
+        target.leave_out("model inversion", "the model has no gradient in a record")
+        return []
+    scores = [inversion.likeness(np.nan_to_num(x), y, np.array(made), low, high) for x, y in sides]
+    return [_judge(target, "model inversion", *scores)]
 
 
 def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
@@ -301,7 +322,10 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         update = target.task.train(target.build, wide, [work], own)[0]
         return {name: value - update.arrays[name] for name, value in wide.items()}
 
-    attacked = gradients.Attacked(target.build, arrays, layer, target.objective.losses)
+    last = gradients.last_layer(target.build()) if target.objective.name in _OF_CLASSES else None
+    attacked = gradients.Attacked(
+        target.build, arrays, layer, target.objective.losses, target.objective.predictions, last
+    )
     outcomes = gradients.trials(attacked, np.nan_to_num(x), y, step, target.seed)
     trials = [asdict(row) | {"median": row.median, "recovered": row.recovered} for row in outcomes]
     return {"noise_multiplier": noise, "clip_norm": settings.max_grad_norm, "trials": trials}

@@ -1,4 +1,5 @@
-"""Output and objective perturbation of a convex model: what one patient can change, the noise, and what a release spends.
+"""Output perturbation, objective perturbation and the exponential mechanism of a convex model: what one patient can change,
+the noise, and what a release spends.
 
 The model is a linear one under logistic loss: it minimises ``sum of log(1 + exp(-w . v)) + strength / 2 |w|^2`` over w, where
 every patient gives one row v (their features times the sign of their label) of L2 norm at most ``norm``. That norm then
@@ -31,6 +32,8 @@ _SLACK_NOISE = 5_000.0
 _DETERMINANT_SHARE, _LEAST_DETERMINANT = 0.1, 1e-4
 _LARGEST_EPSILON = 300.0
 _WEAKEST = 1e-6
+#: The most proposals per draw that the exponential mechanism may need where the public number of patients is the true one.
+_MOST_PROPOSALS = 3e4
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,32 @@ def unit_noise(size: int, noise: Kind, stream: Stream) -> Reals:
 def output_event(noise_multiplier: float, noise: Kind) -> DpEvent:
     """A minimiser with noise of ``noise_multiplier`` times its sensitivity: a Gaussian, or pure epsilon 1 / noise_multiplier."""
     return gaussian_event(noise_multiplier) if noise == "gaussian" else _pure(1 / noise_multiplier)
+
+
+def inverse_temperature(bounded: BoundedRows, strength: float, noise_multiplier: float) -> float:
+    """The number k for which a draw of density proportional to exp(-k J) costs what ``exponential_event`` says.
+
+    J is the regularised sum of losses. k J is k * strength strongly convex, and one patient changes it by a function of
+    Lipschitz constant k * norm, so that the draw is a Gaussian mechanism of noise multiplier
+    sqrt(k * strength) / (k * norm). Gopi, Lee and Liu 2022, Theorem 1; docs/privacy/convex.md has a proof.
+
+    >>> inverse_temperature(BoundedRows(np.zeros((1, 2)), norm=2.0), strength=100.0, noise_multiplier=5.0)
+    1.0
+    """
+    return strength / (noise_multiplier * bounded.norm) ** 2
+
+
+def exponential_event(noise_multiplier: float) -> DpEvent:
+    """A draw of the exponential mechanism at its ``inverse_temperature``: a Gaussian mechanism's loss at most."""
+    return gaussian_event(noise_multiplier)
+
+
+def least_decay(norm: float) -> float:
+    """The least ``regularisation`` of ``public_strength`` with which drawing from the exponential mechanism ends soon.
+
+    The number of proposals is at most exp(norm^2 / (8 regularisation)) on average, whatever the records are.
+    """
+    return norm**2 / (8 * math.log(_MOST_PROPOSALS))
 
 
 def objective_event(noise_multiplier: float, noise: Kind, delta: float) -> DpEvent:

@@ -1,4 +1,4 @@
-"""A convex model of labelled records, released once a round with noise on its minimiser or on its objective."""
+"""A convex model of labelled records, released once a round: noise on its minimiser or objective, or a draw by its loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from polyclinic.training.task import Task
 
 @dataclass(frozen=True)
 class Convex(Supervised):
-    """The tasks ``output-perturbation`` and ``objective-perturbation``: a round is one release, without steps and batches."""
+    """The convex tasks, as ``output-perturbation``: a round is one release, without steps and batches."""
 
     stepwise: ClassVar[bool] = False
     round_is: ClassVar[str] = "a release of its own"

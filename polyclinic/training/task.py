@@ -16,12 +16,12 @@ from dp_accounting import DpEvent
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.noise import NoiseProcess, Participation
-from polyclinic.privacy.perturbation import Kind
 from polyclinic.privacy.streams import Stream, system_stream
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.types import Arrays, Builder, under
 
 if TYPE_CHECKING:
+    from polyclinic.privacy.perturbation import Kind
     from polyclinic.training.losses import Loss
 
 # Before the names of a site's own arrays, among what it keeps: those that it evaluates with in place of the model's.
@@ -37,6 +37,7 @@ class TrainSettings:
     ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
     noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
     with its gain (``training.sites.optimizers``).
+    ``radius``: each step ends with the trained parameters' projection onto the ball of this L2 norm; 0: it does not.
     ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
     release states for itself where its guarantee has one.
     ``engine``: how per-patient gradients are had ("auto", "linear", "layered", "functional", "opacus"); ``double``: in float64
@@ -57,6 +58,7 @@ class TrainSettings:
     optimizer: str = "sgd"
     momentum: float = 0.0
     weight_decay: float = 0.0
+    radius: float = 0.0
     engine: str = "auto"
     double: bool = False
     apart: bool = False

@@ -36,7 +36,7 @@ def test_a_models_run_is_attacked_and_its_report_says_what_was_found(quick: Run)
     assert found == json.loads((run.path / "attacks.json").read_text())
     assert not set(keys(found)) - NAMED
     assert found["members"] == sum(simulated_patients(run.config)) == 569 - found["non_members"]
-    assert [one["attack"] for one in found["membership"]] == ["loss threshold", "LiRA"]
+    assert [one["attack"] for one in found["membership"]] == ["loss threshold", "model inversion", "LiRA"]
     for one in found["membership"]:
         assert 0.3 < one["auc"]["low"] < one["auc"]["value"] < one["auc"]["high"] < 0.7
         assert one["bound"]["delta"] == 1e-4 and one["bound"]["epsilon_lower"] < 2
@@ -44,6 +44,7 @@ def test_a_models_run_is_attacked_and_its_report_says_what_was_found(quick: Run)
     assert [one["column"] for one in found["attributes"]] == ["mean_radius"]
     single, noisy = (one for one in found["gradients"]["trials"] if one["batch"] == 1)
     assert single["recovered"] == 1 and noisy["recovered"] == 0 and not single["private"] and noisy["private"]
+    assert single["labels"] == 1 and noisy["labels"] < 1
     assert found["gradients"]["noise_multiplier"] == run.privacy["noise_multiplier"]
     assert 0 <= found["audit"]["epsilon_lower"] < found["audit"]["epsilon_claimed"] == found["claimed"]["epsilon"]
     assert found["left_out"] == [] and found["allowed"] == run.privacy["risk"]

@@ -113,6 +113,10 @@ def test_a_run_that_claims_nothing_or_has_not_finished_cannot_be_audited(quick: 
             ["--task", "output-perturbation", "--fault", "shuffled"],
             "of which the task 'output-perturbation' takes none",
         ),
+        (
+            ["--task", "exponential-mechanism", "--fault", "no-clipping"],
+            "would keep the task 'exponential-mechanism' drawing for ever",
+        ),
         (["--fault", "second-noise-off"], "as 'ditto'"),
         (["--model", "mlpp"], "Did you mean 'mlp'?"),
         (["--strategy", "fedavgg"], "Did you mean 'fedavg'?"),

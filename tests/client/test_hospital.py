@@ -197,7 +197,7 @@ def test_the_policy_decides(tmp_path: Path, policy: str, changes: dict[str, Any]
 
 
 @pytest.mark.parametrize("noise", ["gaussian", "gamma"])
-@pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation"])
+@pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation", "exponential-mechanism"])
 def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
     tmp_path: Path, task: str, noise: str
 ) -> None:

@@ -34,7 +34,7 @@ POLICY = """budget = 1000.0
 delta = 1e-3
 allowed-models = ["logistic", "dpgan"]
 allowed-tasks = ["classification", "statistics", "query", "survey", "synthesis", "output-perturbation",
-                 "objective-perturbation"]
+                 "objective-perturbation", "exponential-mechanism"]
 """
 RUN = {"run": "r", "site": 0}
 
@@ -104,7 +104,7 @@ def test_fault_35_less_noise_is_refused_whatever_the_mechanism_and_the_budget(
 
 
 @pytest.mark.parametrize("perturbation", ["gaussian", "gamma"])
-@pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation"])
+@pytest.mark.parametrize("task", ["output-perturbation", "objective-perturbation", "exponential-mechanism"])
 def test_fault_35_convex_releases_are_bound_too(tmp_path: Path, task: str, perturbation: str) -> None:
     hospital = make_hospital(tmp_path, POLICY)
     config = RunConfig.build({"task": task, "convex.perturbation": perturbation})

@@ -10,7 +10,8 @@ from scipy import stats
 from torch import nn
 
 from polyclinic.ehr.schema import Column
-from polyclinic.evaluation.attacks import attributes, gradients, identification, membership
+from polyclinic.ehr.shard import Rows
+from polyclinic.evaluation.attacks import attributes, gradients, identification, inversion, membership
 from polyclinic.evaluation.attacks.identification import Table, distances, first_rows, nearest
 from polyclinic.evaluation.intervals import Interval, clopper_pearson, difference, excess, wilson
 from polyclinic.models.tabular import mlp
@@ -230,6 +231,88 @@ def test_the_first_layers_gradient_of_one_patient_is_the_record(seed: int, featu
     found = gradients.from_first_layer(weight.numpy(), bias.numpy())  # type: ignore[union-attr]
     assert found is not None and np.allclose(found, x.numpy()[0], atol=1e-8)
     assert gradients.from_first_layer(np.zeros((5, features)), np.zeros(5)) is None
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10_000), st.integers(2, 6), st.integers(0, 5))
+def test_the_last_layers_gradient_of_one_patient_tells_the_label(seed: int, classes: int, label: int) -> None:
+    """Whatever the model and the record, and if the gradient is clipped too: clipping changes no sign."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        module = mlp(3, classes, (5,)).double()
+        x = 3 * torch.randn(1, 3, dtype=torch.float64)
+    label %= classes
+    last = gradients.last_layer(module)
+    nn.functional.cross_entropy(module(x), torch.tensor([label])).backward()
+    bias = module.get_parameter(f"{last}bias").grad
+    for scale in (1.0, 0.01):
+        read = gradients.labels_from_last_layer(scale * bias.numpy(), np.full(classes, 1 / classes), 1)  # type: ignore[union-attr]
+        assert read.tolist() == [label]
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=12))
+def test_labels_of_a_batch_are_counted_at_a_model_that_knows_nothing_yet(labels: list[int]) -> None:
+    y, chances = np.sort(labels), np.full(4, 0.25)
+    bias = chances - np.bincount(y, minlength=4) / len(y)
+    assert gradients.labels_from_last_layer(bias, chances, len(y)).tolist() == y.tolist()
+    ones = np.minimum(y, 1)
+    logit = np.array([0.5 - ones.mean()])
+    assert gradients.labels_from_last_layer(logit, np.array([0.5, 0.5]), len(y)).tolist() == np.sort(ones).tolist()
+
+
+def faces(noise_multiplier: float | None) -> tuple[float, float]:
+    """Of a model with one patient a class, as of faces: mean correlation of inverted records with patients, own and others'."""
+    from polyclinic.models.tabular import initialise
+    from polyclinic.privacy.streams import keyed_stream
+    from polyclinic.training import classification
+    from polyclinic.training.task import SiteWork, TrainSettings
+
+    draw, people, features, pictures = np.random.default_rng(0), 12, 40, 6
+    face = draw.normal(size=(people, features))
+    y = np.repeat(np.arange(people), pictures)
+    x = np.clip(face[y] + 0.5 * draw.normal(size=(len(y), features)), -4, 4)
+    build = lambda: mlp(features, people, (24,)).double()  # noqa: E731
+    start = {name: value.numpy() for name, value in initialise(build, 0).items()}
+    step = TrainSettings(1.0, 150, 0.5, 1.0, noise_multiplier, momentum=0.5, double=True)
+    stream = keyed_stream(0, "noise")
+    [update] = classification.train(
+        build, start, [SiteWork(Rows(x, y, y, people), stream, stream, float(people))], step
+    )
+    module = gradients.loaded(build, update.arrays)
+    low, high = np.full(features, -4.0), np.full(features, 4.0)
+    losses = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, reduction="none")  # noqa: E731
+    made = [inversion.invert(module, label, x.mean(axis=0), low, high, losses) for label in range(people)]
+    alike = np.corrcoef(np.array(made), face)[:people, people:]
+    own = np.eye(people, dtype=bool)
+    return float(alike[own].mean()), float(alike[~own].mean())
+
+
+def test_a_face_is_made_of_a_model_that_knows_it_and_not_of_a_private_one() -> None:
+    own, others = faces(None)
+    assert own > 0.6 and others < 0.1
+    own, others = faces(20.0)  # 150 steps: epsilon 1.73 at delta 1e-3
+    assert abs(own - others) < 0.15
+
+
+def test_inversion_ends_where_the_model_is_sure_or_nothing_is_gained() -> None:
+    import torch
+
+    line = nn.Linear(2, 1)
+    with torch.no_grad():
+        line.weight[:], line.bias[:] = torch.tensor([[1.0, 0.0]]), 0.0
+    binary = nn.functional.binary_cross_entropy_with_logits
+    losses = lambda outputs, labels: binary(outputs[:, 0], labels.double(), reduction="none")  # noqa: E731
+    low, high, start = np.array([-3.0, -1.0]), np.array([9.0, 1.0]), np.zeros(2)
+    sure = inversion.invert(line.double(), 1, start, low, high, losses)
+    assert sure is not None and 4.59 < sure[0] < 4.9 and sure[1] == 0
+    edge = inversion.invert(line, 0, start, low, high, losses)
+    assert edge is not None and edge.tolist() == [-3.0, 0.0] and start.tolist() == [0, 0]
+    silent = lambda outputs, labels: torch.zeros(1, dtype=torch.float64)  # noqa: E731
+    assert inversion.invert(line, 0, start, low, high, silent) is None
+    near = inversion.likeness(np.array([[-3.0, 0.0], [9.0, 0.0]]), np.array([0, 0]), np.array([edge, sure]), low, high)
+    assert near.tolist() == pytest.approx([0, -math.sqrt(0.5)])
 
 
 def test_only_a_linear_layer_that_the_record_enters_shows_it() -> None:

@@ -1,4 +1,4 @@
-"""Output and objective perturbation: published figures, exact privacy by quadrature, bounded rows, the noise's law."""
+"""The convex mechanisms: published figures, exact privacy by quadrature, bounded rows, the noise's law."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import trapezoid
 from scipy.special import expit
+from scipy.stats import norm
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy import perturbation
@@ -116,6 +117,75 @@ def test_objective_perturbation_with_gamma_noise_keeps_a_pure_epsilon(
     assert np.abs(one - other).max() <= 1 / noise + share + 1e-9
     (event, _), *rest = merged(perturbation.objective_event(noise, "gamma", 0.0))
     assert not rest and event.delta == 0 and event.epsilon >= 1 / noise + share
+
+
+def _posterior(rows: list[float], strength: float, inverse: float, w: np.ndarray) -> np.ndarray:
+    """Log density of the exponential mechanism in one dimension, on the grid ``w``."""
+    loss = np.logaddexp(0.0, -np.array(rows)[:, None] * w).sum(axis=0) + strength / 2 * w**2
+    return np.asarray(
+        -inverse * loss - np.log(trapezoid(np.exp(-inverse * (loss - loss.min())), w)) + inverse * loss.min()
+    )
+
+
+@given(ROWS, st.sampled_from([-1.0, 1.0, 0.6]), st.sampled_from([0.3, 1.0, 4.0]), st.sampled_from([0.02, 0.5, 20.0]))
+@settings(max_examples=25)
+def test_the_exponential_mechanism_never_passes_the_gaussians_delta(
+    rows: list[float], v: float, noise: float, strength: float
+) -> None:
+    inverse = perturbation.inverse_temperature(perturbation.BoundedRows(np.zeros((0, 1)), 1.0), strength, noise)
+    edge = (len(rows) + 1) / strength + 14 / math.sqrt(inverse * strength)
+    w = np.linspace(-edge, edge, 8_001)
+    one, other = (_posterior(data, strength, inverse, w) for data in (rows, [*rows, v]))
+    for eps in (0.0, 0.3 / noise, 1 / noise, 2 / noise):
+        most = norm.cdf(0.5 / noise - eps * noise) - math.exp(eps) * norm.cdf(-0.5 / noise - eps * noise)
+        for p, q in ((one, other), (other, one)):
+            assert trapezoid(np.maximum(np.exp(p) - np.exp(eps + q), 0.0), w) <= most + 1e-7
+
+
+def test_the_exponential_mechanism_nearly_reaches_the_gaussians_delta() -> None:
+    """An only patient whose loss is all but linear where the draw falls: with a tenth less noise the bound is passed."""
+    noise, strength = 1.0, 0.05
+    inverse = perturbation.inverse_temperature(perturbation.BoundedRows(np.zeros((0, 1)), 1.0), strength, noise)
+    w = np.linspace(-600, 600, 400_001)
+    tilt = -inverse * 15 * w  # what the others' losses pull, linear too
+    both = [
+        np.exp(law + tilt) for law in (_posterior([], strength, inverse, w), _posterior([1.0], strength, inverse, w))
+    ]
+    one, other = (law / trapezoid(law, w) for law in both)
+    found = max(trapezoid(np.maximum(p - math.e * q, 0.0), w) for p, q in ((one, other), (other, one)))
+    most = {z: norm.cdf(0.5 / z - z) - math.e * norm.cdf(-0.5 / z - z) for z in (noise, 1.1 * noise)}
+    assert most[1.1 * noise] < found <= most[noise] + 1e-7
+
+
+def _smooth_median(x: list[float], strength: float, w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient and curvature of sum sqrt((w - x)^2 + width^2) + strength / 2 w^2: distances, each rounded off at its value."""
+    apart = w - np.array(x)[:, None]
+    length = np.hypot(apart, WIDTH)
+    return (apart / length).sum(axis=0) + strength * w, (WIDTH**2 / length**3).sum(axis=0) + strength
+
+
+WIDTH = 1e-3
+
+
+def test_without_a_strong_regulariser_objective_perturbation_tells_the_median() -> None:
+    """{0, 100} against {0, 101}: the objective is flat between two values and has a corner at each.
+
+    Whatever the size of the random linear term, the minimiser lies at one of the values, to be read off. A regulariser as
+    strong as the corner's curvature asks for moves the minimiser alike for both, and so bounds what is told.
+    """
+    with_100, with_101 = [0.0, 100.0], [0.0, 101.0]
+    edges = np.array([99.95, 100.05])
+    # The minimiser lies between the edges where minus the linear term lies between the gradients there.
+    for noise in (0.5, 5.0):
+        near = [float(np.diff(norm.cdf(_smooth_median(x, 0.0, edges)[0] / noise))[0]) for x in (with_100, with_101)]
+        assert near[0] > 0.15 and near[1] < 1e-6
+    w = np.concatenate([at + np.linspace(-0.01, 0.01, 2001) for at in (0.0, 100.0, 101.0)])
+    factor = {
+        strength: np.abs(np.log(np.divide(*(_smooth_median(x, strength, w)[1] for x in (with_100, with_101))))).max()
+        for strength in (0.0, 1 / WIDTH / math.expm1(0.5))
+    }
+    weak, strong = factor.values()
+    assert weak > 18 and strong <= 0.5
 
 
 def test_the_guarantee_is_not_far_from_what_a_patient_can_cause() -> None:

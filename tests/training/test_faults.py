@@ -50,7 +50,9 @@ def moved(one: SiteUpdate, other: SiteUpdate) -> float:
     return apart * DIVISOR / settings().max_grad_norm
 
 
-@pytest.mark.parametrize("named", ["classification", "output-perturbation", "objective-perturbation"])
+@pytest.mark.parametrize(
+    "named", ["classification", "output-perturbation", "objective-perturbation", "exponential-mechanism"]
+)
 @pytest.mark.parametrize("bound", [1e-6, 1.0])
 def test_fault_17_without_noise_no_bound_makes_training_private(named: str, bound: float) -> None:
     """Clipped weights or gradients alone: nothing is random, so any difference shows."""

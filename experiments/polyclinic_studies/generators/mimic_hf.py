@@ -32,7 +32,7 @@ EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 12
 CLASSES = {0: "no heart failure", 1: "heart failure"}
 MEASURED = {
     "heart_rate": "heart rate, beats/min",
-    "systolic": "systolic pressure, mmHg",
+    "arterial_systolic": "arterial systolic pressure, mmHg",
     "spo2": "oxygen saturation, %",
 }
 PUBLISHED = (

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
-from polyclinic.ehr.datasets import load_shards
+from polyclinic.ehr.datasets import load_shards, mimic
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_named
@@ -40,9 +40,21 @@ def test_the_signs_tell_the_diagnosis_but_not_well(seed: int) -> None:
 def test_signs_correlate_over_time_and_with_each_other() -> None:
     related = TABLE[[f"{name}_00" for name in mimic_hf.VITALS]].corr()
     related.index = related.columns = pd.Index(mimic_hf.VITALS)
-    assert related.loc["mean_pressure", "diastolic"] > 0.6 and related.loc["respiratory_rate", "spo2"] < -0.2
-    steps = TABLE[[f"systolic_{step:02d}" for step in range(5)]].corr().to_numpy()
+    assert related.loc["arterial_mean", "arterial_diastolic"] > 0.6 and related.loc["respiratory_rate", "spo2"] < -0.2
+    steps = TABLE[[f"arterial_systolic_{step:02d}" for step in range(5)]].corr().to_numpy()
     assert steps[0, 1] > steps[0, 4] + 0.03 and steps[0, 4] > 0.5
+
+
+def test_a_cuff_reads_the_pressure_of_the_line_with_errors_of_its_own() -> None:
+    assert list(mimic_hf.VITALS) == list(mimic.VITALS), "the nine signs of the demo, which are the publication's"
+    for name, (apart, between, within) in mimic_hf.CUFF.items():
+        cuff, line = (
+            TABLE[[f"{place}_{name}_{step:02d}" for step in range(5)]].to_numpy() for place in ("cuff", "arterial")
+        )
+        error = cuff - line
+        assert error.mean() == pytest.approx(apart, abs=0.5)
+        assert error.std() == pytest.approx(np.hypot(between, within), rel=0.05)
+        assert 0.8 < np.corrcoef(cuff[:, 0], line[:, 0])[0, 1] < 0.95
 
 
 def test_atrial_fibrillation_makes_the_heart_rate_unsteady() -> None:
@@ -69,7 +81,7 @@ def test_sizes_are_exact_and_the_same_for_the_same_arguments(sites: int, patient
 def test_any_number_of_hospitals_that_differ() -> None:
     assert [shard.site for shard in load_shards(HF, 0, "natural", 0, 1.0)] == list(HF.natural_sites)
     table = mimic_hf.generate_mimic_hf(20, 20000, 0)
-    assert np.ptp(table.groupby("site")["diastolic_00"].mean()) > 4.0
+    assert np.ptp(table.groupby("site")["arterial_diastolic_00"].mean()) > 4.0
     for sites, patients, seed in ((0, 10, 0), (11, 10, 0), (2, 10, -1)):
         with pytest.raises(ConfigError):
             mimic_hf.generate_mimic_hf(sites, patients, seed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,10 @@ from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, write_outputs
 
+if TYPE_CHECKING:
+    from polyclinic.ehr.schema import Column
+
+_MOST_DRAWN = 5
 Out = Annotated[Path, typer.Option(help="The file to write: .csv, .csv.gz or .parquet.")]
 _LOSSES = (
     ("information loss", "loss", 3), ("height", "height", 3), ("precision", "precision", 3),
@@ -63,8 +67,7 @@ def anonymize(
         from polyclinic.ehr.sources.files import check_suffix
 
     check_suffix(out)
-    if plot is not None and plot.suffix not in (".svg", ".png"):
-        raise ConfigError(f"{plot}: a plot is an .svg or a .png file.")
+    _check_plot(plot)
     target = anonymity.Target(k, diversity, closeness, suppression)
     exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
     declared = anonymity.read_hierarchies(hierarchies) if hierarchies else {}
@@ -82,7 +85,7 @@ def anonymize(
         files[_beside(out)] = fitted.to_toml
     before = anonymity.equivalence_classes(exposed.table, exposed.quasi, exposed.unit)
     if plot is not None:
-        files[plot] = lambda path: _draw(path, before.patients, release.sizes, k, plot.suffix)
+        files[plot] = lambda path: _draw(path, plot.suffix, "plot_class_sizes", before.patients, release.sizes, k)
     write_outputs(files, force)
     levels = {name: {"level": at, "of": top} for name, (at, top) in (release.levels or {}).items()} or None
     notes = [INSIDE, GUARANTEE, *exposed.notes, *exposure.release_notes(exposed, left_out)]
@@ -108,6 +111,10 @@ def coarsen(
     key: Annotated[
         Path | None, typer.Option(help="File of the secret key for shifted dates, made if there is none.")
     ] = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option(help="Draw pairs of columns before and after, at most five: .svg or .png; not private."),
+    ] = None,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -124,12 +131,20 @@ def coarsen(
         from polyclinic.ehr.sources.files import check_suffix
 
     check_suffix(out)
+    _check_plot(plot)
     read, coarsening = Schema.from_toml(schema), read_coarsening(rules)
     if coarsening.needs_key and key is None:
         raise ConfigError("The rules shift dates: give --key FILE, which the hospital keeps secret.")
     secret = key_in(key) if coarsening.needs_key and key is not None else None
-    coarse, fitted = coarser(read_records(records, read), read, coarsening, secret)
-    write_outputs({out: lambda path: anonymity.write_table(coarse, path), _beside(out): fitted.to_toml}, force)
+    original = read_records(records, read)
+    coarse, fitted = coarser(original, read, coarsening, secret)
+    files: dict[Path, Content] = {out: lambda path: anonymity.write_table(coarse, path), _beside(out): fitted.to_toml}
+    if plot is not None:
+        drawn = [column.name for column in fitted.columns if _is_drawn(column)][:_MOST_DRAWN]
+        if len(drawn) < 2:
+            raise ConfigError(f"--plot draws pairs of columns; the rules keep {len(drawn)} that can be drawn.")
+        files[plot] = lambda path: _draw(path, plot.suffix, "plot_pairs", original[drawn], coarse[drawn])
+    write_outputs(files, force)
     answer(
         as_json,
         {"out": str(out), "schema": str(_beside(out)), "rows": len(coarse), "columns": list(coarse.columns)},
@@ -143,11 +158,21 @@ def _beside(out: Path) -> Path:
     return out.with_name(f"{out.name.removesuffix('.gz').rpartition('.')[0]}.schema.toml")
 
 
-def _draw(path: Path, before: Any, after: Any, k: int, suffix: str) -> None:
-    from polyclinic.evaluation.figures.canvas import to_bytes
-    from polyclinic.evaluation.figures.records import plot_class_sizes
+def _check_plot(plot: Path | None) -> None:
+    if plot is not None and plot.suffix not in (".svg", ".png"):
+        raise ConfigError(f"{plot}: a plot is an .svg or a .png file.")
 
-    path.write_bytes(to_bytes(plot_class_sizes(before, after, k), suffix))
+
+def _is_drawn(column: Column) -> bool:
+    return column.role in ("feature", "label") and column.kind not in ("code_set", "trajectory")
+
+
+def _draw(path: Path, suffix: str, figure: str, *data: Any) -> None:
+    """The figure of that name in ``evaluation.figures.records``, as a file."""
+    from polyclinic.evaluation.figures import records
+    from polyclinic.evaluation.figures.canvas import to_bytes
+
+    path.write_bytes(to_bytes(getattr(records, figure)(*data), suffix))
 
 
 def _losses(found: dict[str, Any]) -> tuple[tuple[str, str], list[tuple[str, str]]]:

@@ -74,8 +74,9 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
         )  # fmt: skip
     if gradients := found["gradients"]:
         yield table(
-            ("records out of one step's gradient", "patients in it", "error, median", "recovered"),
-            (("with privacy" if one["private"] else "without", str(one["batch"]), number(one["median"]),
+            ("records out of one step's gradient", "patients in it", "labels", "error, median", "recovered"),
+            (("with privacy" if one["private"] else "without", str(one["batch"]),
+              "known" if one["labels"] is None else f"{one['labels']:.0%}", number(one["median"]),
               f"{one['recovered']:.0%}") for one in gradients["trials"]),
         )  # fmt: skip
     if closest := found["closest"]:

@@ -19,6 +19,7 @@ MOST_FEATURES = 300
 FIXED: dict[str, Any] = {
     "model": "logistic", "strategy": "fedavg", "strategy-options": "", "objective-options": "", "training.local-steps": 1,
     "training.sample-rate": 1.0, "training.learning-rate": 1.0, "training.momentum": 0.0, "training.weight-decay": 0.0,
+    "training.radius": 0.0,
     "training.batching": "poisson", "training.denoise": "none", "privacy.max-grad-norm": 1.0, "central.epsilon": 0.0,
     "secure.noise": 0.0, "upload.form": "model", "upload.precision": "full",
 }  # fmt: skip

@@ -136,7 +136,7 @@ def check_one_sum(config: RunConfig) -> None:
     """Raises ValueError for keys that would change what a round of one sum is."""
     for key, wanted in (
         ("strategy", "fedavg"), ("strategy-options", ""), ("training.local-steps", 1), ("training.sample-rate", 1.0),
-        ("training.learning-rate", 1.0), ("training.weight-decay", 0.0),
+        ("training.learning-rate", 1.0), ("training.weight-decay", 0.0), ("training.radius", 0.0),
         ("privacy.max-grad-norm", 1.0),
     ):  # fmt: skip
         value = config.value(key)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.privacy.streams import generator
-from polyclinic.types import Floats, Labels
+from polyclinic.types import Floats, Ints, Labels
 
 RECOVERED = 0.05
 BATCHES, PATIENTS = (1, 2, 4), 12
@@ -33,11 +33,13 @@ class Inverted:
     error: (patients,) root mean square over features of each reconstruction's error, over that of the best constant guess, the
     mean record: 0 is the record itself, 1 tells nothing that was not known.  The records of a batch are paired with those
     reconstructed so that errors are least, which flatters the attack, and more so the larger the batch.
+    labels: share of the patients whose label was read off the last layer; None where the label is not a class, and was known.
     """
 
     batch: int
     private: bool
     error: tuple[float, ...]
+    labels: float | None
 
     @property
     def median(self) -> float:
@@ -72,6 +74,34 @@ def first_layer(module: nn.Module) -> str | None:
     return None
 
 
+def last_layer(module: nn.Module) -> str | None:
+    """The name, with a dot behind it, of the linear layer with a bias that gives the outputs; None where there is none."""
+    leaves = [(name, part) for name, part in module.named_modules() if not list(part.children())]
+    name, part = leaves[-1]
+    return (f"{name}." if name else "") if isinstance(part, nn.Linear) and part.bias is not None else None
+
+
+def labels_from_last_layer(bias: Floats, chances: Floats, batch: int) -> Ints:
+    """(batch,) classes behind the mean gradient of a softmax's (C,) biases, in no order. One logit is that of the second class.
+
+    The gradient is each class's mean probability less its share of the labels. Of one patient only the label's is below 0
+    (Zhao, Mopuri and Bilen 2020). Of more it is their probabilities that are estimated: by (C,) ``chances``, the model's for the
+    mean record (Wainakh et al. 2021).
+
+    >>> labels_from_last_layer(np.array([0.2, -0.7, 0.5]), np.full(3, 1 / 3), 1)
+    array([1])
+    >>> labels_from_last_layer(np.array([-0.4, 0.3, 0.1]), np.array([0.35, 0.3, 0.35]), 4)
+    array([0, 0, 0, 2])
+    """
+    slope = np.array([-bias[0], bias[0]]) if len(bias) == 1 else bias
+    if batch == 1:
+        return np.array([np.argmin(slope)])
+    expected, labels = batch * (chances - slope), np.zeros(0, dtype=np.int64)
+    for _ in range(batch):
+        labels = np.append(labels, np.argmax(expected - np.bincount(labels, minlength=len(slope))))
+    return np.sort(labels)
+
+
 def match(
     module: nn.Module,
     gradient: Mapping[str, Floats],
@@ -81,10 +111,11 @@ def match(
     losses: Losses,
     seed: int = 0,
 ) -> Floats:
-    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B, ...) known labels.
+    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B, ...) labels.
 
     low, high: (D,) bounds within which records are known to lie.  Squared distance of the gradients over the square of their
-    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019; Zhao et al. 2020 (known labels).
+    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019;
+    Zhao, Mopuri and Bilen 2020 (labels apart).
     """
     module = module.double()
     names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
@@ -149,12 +180,19 @@ def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """The model whose gradients are inverted. layer: as ``first_layer`` says. losses: of outputs and labels, row by row."""
+    """The model whose gradients are inverted.
+
+    layer: As ``first_layer`` says. losses: Of outputs and labels, row by row.
+    predict: Of outputs, (n, C) probabilities of classes. last: As ``last_layer`` says, where labels are such classes, to be read
+        off it; None where they are known.
+    """
 
     build: Callable[[], nn.Module]
     arrays: Mapping[str, Floats]
     layer: str
     losses: Losses
+    predict: Callable[[Tensor], Tensor]
+    last: str | None = None
 
 
 def trials(
@@ -163,34 +201,51 @@ def trials(
     """Batches of each size of so many patients drawn, each inverted without privacy and with it.
 
     x: (n, D) a row of each patient as the module takes it; y: (n, ...). The attacker knows the
-    labels, the bounds of each feature and the mean record.
+    bounds of each feature and the mean record, and the labels where they are no classes.
     """
     drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
     low, high, constant = x.min(axis=0), x.max(axis=0), x.mean(axis=0)
-    found = []
+    chances, found = _chances(model, constant), []
     for size in batches:
         for private in (False, True):
             error: list[float] = []
+            right = 0
             for number, begin in enumerate(range(0, len(drawn) - size + 1, size)):
                 some = drawn[begin : begin + size]
                 rows = Rows(x[some], y[some], np.arange(size), size)
                 gradient = step(rows, private, 1000 * size + number)
+                labels = y[some]
+                if chances is not None:
+                    labels = labels_from_last_layer(gradient[f"{model.last}bias"], chances, size)
+                    right += int(
+                        np.minimum(*(np.bincount(of, minlength=len(chances)) for of in (y[some], labels))).sum()
+                    )
                 guess = (
                     from_first_layer(gradient[f"{model.layer}weight"], gradient[f"{model.layer}bias"])
                     if size == 1
                     else None
                 )
                 if guess is None:
-                    module = _module(model.build, model.arrays)
-                    record = match(module, gradient, y[some], low, high, model.losses, seed)
+                    module = loaded(model.build, model.arrays)
+                    record = match(module, gradient, labels, low, high, model.losses, seed)
                 else:
                     record = np.clip(guess, low, high)[None]
                 error += errors(x[some], record, constant).tolist()
-            found.append(Inverted(size, private, tuple(error)))
+            found.append(Inverted(size, private, tuple(error), None if chances is None else right / len(error)))
     return found
 
 
-def _module(build: Callable[[], nn.Module], arrays: Mapping[str, Floats]) -> nn.Module:
+def _chances(model: Attacked, record: Floats) -> Floats | None:
+    """(C,) the model's probabilities for a (D,) record; None where labels are known."""
+    if model.last is None:
+        return None
+    with torch.no_grad():
+        outputs = loaded(model.build, model.arrays).eval()(torch.from_numpy(record)[None])
+    return np.asarray(model.predict(outputs)[0].numpy())
+
+
+def loaded(build: Callable[[], nn.Module], arrays: Mapping[str, Floats]) -> nn.Module:
+    """The module of these arrays, in float64."""
     with torch.random.fork_rng(devices=[]):
         module = build().double()
     module.load_state_dict({name: torch.from_numpy(np.array(value)) for name, value in arrays.items()})

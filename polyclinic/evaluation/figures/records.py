@@ -1,15 +1,32 @@
-"""Figures of tables of records: the flow of a cohort, and how many patients look alike in an anonymised table."""
+"""Figures of tables of records: the flow of a cohort, pairs of columns before and after coarsening, and how many patients look
+alike in an anonymised table."""
 
 from __future__ import annotations
 
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from polyclinic.ehr.anonymity.labels import midpoint
 from polyclinic.ehr.cohorts import Flow
-from polyclinic.evaluation.figures.canvas import DASHES, FAINT, INK, MUTED, PALETTE, SMALL, label_axes, legend, panels
-from polyclinic.types import Ints
+from polyclinic.evaluation.figures.canvas import (
+    DASHES,
+    FAINT,
+    INK,
+    MUTED,
+    PALETTE,
+    SMALL,
+    label_axes,
+    legend,
+    panels,
+    short,
+)
+from polyclinic.types import Floats, Ints
 
 if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _WIDTH, _STEP = 7.0, 1.05  # inches
@@ -50,6 +67,72 @@ def _counted(rows: int, patients: int, flow: Flow) -> str:
     if all(stage.rows == stage.patients for stage in flow.stages):
         return people
     return f"{rows:,} {'row' if rows == 1 else 'rows'}, {people}"
+
+
+def plot_pairs(before: pd.DataFrame, after: pd.DataFrame) -> Figure:
+    """Every pair of columns as a scatter of rows: below the diagonal as they were, above it as they are after coarsening.
+
+    before, after: tables with the same columns, two at least. An interval is drawn at its middle, a text at its place in
+    alphabetical order. On the diagonal is the share of rows whose value no other row has, before and after.
+    """
+    names = list(before.columns)
+    caption = (
+        "Rows before coarsening (below the diagonal) and after it (above). Between: rows whose value no other row has."
+    )
+    size = 1.75 * len(names)
+    figure, grid = panels(
+        "Pairs of columns", caption, [""] * len(names) ** 2, size + 0.6, size, len(names), share=False
+    )
+    cells = {
+        when: {name: _places(table[name]) for name in names} for when, table in (("before", before), ("after", after))
+    }
+    for number, axes in enumerate(grid):
+        row, column = divmod(number, len(names))
+        axes.grid(visible=False)
+        axes.tick_params(labelbottom=row == len(names) - 1, labelleft=column == 0)
+        if row == column:
+            _name_middle(axes, names[row], [_alone(table[names[row]]) for table in (before, after)])
+            continue
+        when, colour = ("before", PALETTE[1]) if row > column else ("after", PALETTE[0])
+        x, y = cells[when][names[column]], cells[when][names[row]]
+        axes.scatter(x, y, s=5, alpha=0.35, linewidths=0, color=colour)
+        axes.set_xlim(*_span(cells["before"][names[column]]))
+        axes.set_ylim(*_span(cells["before"][names[row]]))
+    return figure
+
+
+def _name_middle(axes: Axes, name: str, alone: list[float]) -> None:
+    axes.tick_params(length=0, labelleft=False, labelbottom=False)
+    words = f"{short(name)}\nalone: {alone[0]:.0%}, then {alone[1]:.0%}"
+    axes.text(
+        0.5, 0.5, words, transform=axes.transAxes, ha="center", va="center", fontsize=SMALL, color=INK, linespacing=1.6,
+        parse_math=False,
+    )  # fmt: skip
+
+
+def _places(column: pd.Series) -> Floats:
+    """Where each cell is drawn; missing ones nowhere."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(column, errors="coerce")
+    if numbers.notna().sum() == column.notna().sum():
+        return np.asarray(numbers, dtype=np.float64)
+    middles = column.map(lambda cell: midpoint(cell) if isinstance(cell, str) else np.nan)
+    if middles.notna().sum() == column.notna().sum():
+        return np.asarray(middles, dtype=np.float64)
+    order = {cell: place for place, cell in enumerate(sorted(map(str, column.dropna().unique())))}
+    return np.asarray(column.map(lambda cell: order.get(str(cell), np.nan)), dtype=np.float64)
+
+
+def _span(places: Floats) -> tuple[float, float]:
+    low, high = (np.nanmin(places), np.nanmax(places)) if np.isfinite(places).any() else (0.0, 0.0)
+    room = 0.05 * (high - low) or 0.5
+    return float(low - room), float(high + room)
+
+
+def _alone(column: pd.Series) -> float:
+    counts = column.value_counts()
+    return float((counts == 1).sum() / max(counts.sum(), 1))
 
 
 def plot_class_sizes(before: Ints, after: Ints, k: int) -> Figure:

@@ -81,7 +81,8 @@ others to show so small a rate.</p>
 <p>What one step tells whoever sees it, such as the server, at the model that the run began with; privacy is gradients clipped to
 {{ found.gradients.clip_norm | figure }} and noise of {{ found.gradients.noise_multiplier | figure }} times that.
 {% for one in found.gradients.trials if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy
-{{ one.recovered | percent }} of the records of single patients are reconstructed.
+{{ one.recovered | percent }} of the records of single patients are reconstructed
+{%- if one.labels is not none %}, and {{ one.labels | percent }} of their labels read off{% endif %}.
 {% endfor %}</p>
 {{ pictures([gradients]) }}
 {% endif %}

@@ -24,6 +24,7 @@ from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding, co
 from polyclinic.training.auditing.releases import independence, is_release, release_findings
 from polyclinic.training.auditing.subject import Subject, moves, neighbours, nobody, noisy_sums, train
 from polyclinic.training.auditing.views import View
+from polyclinic.training.logistic.convex import EXPONENTIAL
 from polyclinic.types import Arrays, Builder, Reals
 
 _WIDE = 2000
@@ -252,3 +253,5 @@ def _check_fault(subject: Subject) -> None:
     if subject.fault.name == "shuffled" and not takes_steps(subject):
         name = getattr(subject.task, "name", "given")
         raise ConfigError(f"The fault 'shuffled' is of batches, of which the task {name!r} takes none.")
+    if subject.fault.name == "no-clipping" and subject.task == EXPONENTIAL:
+        raise ConfigError(f"The fault 'no-clipping' would keep the task {EXPONENTIAL.name!r} drawing for ever.")

@@ -1,4 +1,4 @@
-"""The audit of tasks that release a noisy minimiser: output and objective perturbation.
+"""The audit of tasks that release a noisy minimiser: output perturbation, objective perturbation, the exponential mechanism.
 
 There are no steps. A canary has a column of its own, so that whether it takes part decides what the minimiser is there but
 for the noise: its coin is guessed by the projection of the released weights onto what it adds to them.
@@ -123,7 +123,7 @@ def _farthest(subject: Subject, public: float) -> float:
     """How far one patient can move the minimiser: C over the strength of the regulariser (docs/privacy/convex.md)."""
     settings, task = subject.settings, subject.task
     norm, strength = settings.max_grad_norm, settings.weight_decay * public
-    if isinstance(task, ConvexTask) and task.objective:
+    if isinstance(task, ConvexTask) and task.mechanism == "objective":
         most = determinant_epsilon(settings.noise_multiplier or 0.0, settings.perturbation, settings.release_delta)
         strength = max(strength, least_strength(norm, most))
     return norm * (1 + 2 * TOLERANCE) / strength

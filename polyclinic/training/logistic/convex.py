@@ -1,15 +1,17 @@
-"""Private logistic regression in one release: output perturbation and objective perturbation.
+"""Private logistic regression in one release: output perturbation, objective perturbation and the exponential mechanism.
 
-Each hospital finds the minimiser of its own L2-regularised loss, with noise on the minimiser or in the objective, and the
-strategy averages them. A round is one such release; it does not depend on the model that the round began with.
+Each hospital finds the minimiser of its own L2-regularised loss, with noise on the minimiser or in the objective, or draws a
+model that is the likelier the lower its loss, and the strategy averages them. A round is one such release; it does not depend on
+the model that the round began with.
 ``max_grad_norm`` bounds each patient's row and with it the gradient; ``weight_decay`` is the strength of the regulariser on the
 mean loss. Steps, batches, the learning rate and the optimizer have no part in it. docs/privacy/convex.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
@@ -26,14 +28,16 @@ from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder, Reals
 
 _MOST_STEPS, _LEAST_SHARE = 1_000, 1e-12
+_MOST_DRAWS, _NUMBERS_AT_ONCE = 1_000_000, 2_000_000
+Mechanism = Literal["output", "objective", "exponential"]
 
 
 @dataclass(frozen=True)
 class ConvexTask:
-    """A task of the registry; ``objective``: noise in the objective rather than on its minimiser."""
+    """A task of the registry; ``mechanism``: noise on the minimiser or in the objective, or a draw by the objective's value."""
 
     name: str
-    objective: bool
+    mechanism: Mechanism
 
     def event(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """What one release spends; every round is a fresh one.
@@ -47,8 +51,10 @@ class ConvexTask:
         noise = settings.noise_multiplier
         if noise is None:
             return NonPrivateDpEvent()
-        if self.objective:
+        if self.mechanism == "objective":
             return perturbation.objective_event(noise, settings.perturbation, settings.release_delta)
+        if self.mechanism == "exponential":
+            return perturbation.exponential_event(noise)
         return perturbation.output_event(noise, settings.perturbation)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
@@ -78,12 +84,13 @@ class ConvexTask:
         else:
             assert site.public_patients is not None
             strength = perturbation.public_strength(bounded, settings.weight_decay, site.public_patients)
-            found = (_objective if self.objective else _output)(bounded, strength, settings, site.noise)
+            found = _MECHANISMS[self.mechanism](bounded, strength, settings, site.noise)
         return SiteUpdate(_as_layer(found, arrays, layer), 1, _mean_loss(bounded, found), {})
 
 
-OUTPUT = ConvexTask("output-perturbation", objective=False)
-OBJECTIVE = ConvexTask("objective-perturbation", objective=True)
+OUTPUT = ConvexTask("output-perturbation", "output")
+OBJECTIVE = ConvexTask("objective-perturbation", "objective")
+EXPONENTIAL = ConvexTask("exponential-mechanism", "exponential")
 
 
 def minimise(bounded: BoundedRows, strength: float, linear: Reals | None = None) -> Reals:
@@ -138,6 +145,41 @@ def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, s
     linear = noise * bounded.norm * unit_noise(bounded.rows.shape[1], kind, stream)
     found = minimise(bounded, strength, linear)
     return found + perturbation.slack_noise(bounded, strength) * unit_noise(len(found), kind, stream)
+
+
+def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
+    """An exact draw of density proportional to exp(-k J), J the regularised sum of losses.
+
+    By rejection: J less its quadratic lower bound at any point is what the convex losses lie above their tangents there, so
+    that a normal draw is accepted with probability exp(-k that). The point decides only how many draws it takes.
+    Raises ArithmeticError where a million do not do, as with a public number of patients far below the true one.
+    """
+    assert settings.noise_multiplier is not None
+    v, size = bounded.rows, bounded.rows.shape[1]
+    inverse = perturbation.inverse_temperature(bounded, strength, settings.noise_multiplier)
+    point = minimise(bounded, strength)
+    margins = v @ point
+    losses, pull = np.logaddexp(0.0, -margins), _sigmoid(-margins)
+    centre = point - (strength * point - pull @ v) / strength
+    batch, tried = 1, 0
+    while tried < _MOST_DRAWS:
+        drawn = centre + stream.normal((batch, size)) / np.sqrt(inverse * strength)
+        ahead = drawn @ v.T
+        above = (np.logaddexp(0.0, -ahead) - losses + pull * (ahead - margins)).sum(axis=1)
+        with np.errstate(divide="ignore"):
+            accepted = np.log(stream.uniform(batch)) <= -inverse * above
+        if accepted.any():
+            return np.asarray(drawn[np.argmax(accepted)])
+        tried += batch
+        batch = max(1, min(2 * batch, _NUMBERS_AT_ONCE // len(v)))
+    raise ArithmeticError(
+        "The exponential mechanism's draw was not accepted: the public number of patients is too small."
+    )
+
+
+_MECHANISMS: dict[Mechanism, Callable[[BoundedRows, float, TrainSettings, Stream], Reals]] = {
+    "output": _output, "objective": _objective, "exponential": _exponential,
+}  # fmt: skip
 
 
 def _bounded(rows: Rows, norm: float) -> BoundedRows:

@@ -86,7 +86,17 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
 
 
 def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
-    """The models after one step of each, all (S, P). ``state`` is written in place."""
+    """The models after one step of each, all (S, P), within ``settings.radius``. ``state`` is written in place.
+
+    Bassily, Smith and Thakurta 2014, Algorithm 1, for the projection.
+    """
+    after = _stepped(theta, gradient, state, settings)
+    if not settings.radius:
+        return after
+    return torch.renorm(after, p=2, dim=0, maxnorm=settings.radius)
+
+
+def _stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw":
         theta = theta * (1 - rate * decay)

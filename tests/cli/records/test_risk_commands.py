@@ -166,7 +166,8 @@ def test_coarsened_records_and_their_schema_are_written(folder: Path) -> None:
         '[[rules]]\nkind = "intervals"\ncolumn = "age"\nwidths = [10]\n[[rules]]\nkind = "zip"\ncolumn = "zip"\n'
     )
     made = printed("coarsen", folder / "records.csv", folder / "rules.toml", "--schema", folder / "schema.toml", "--out",
-                   folder / "coarse.csv")  # fmt: skip
+                   folder / "coarse.csv", "--plot", folder / "pairs.svg")  # fmt: skip
+    assert "alone" in (folder / "pairs.svg").read_text() and (folder / "pairs.svg").stat().st_mode & 0o777 == 0o600
     schema = Schema.from_toml(made["schema"])
     shard = build_shard(read_records(made["out"], schema), schema, "north")
     assert made["rows"] == ROWS and shard.patients == 240 and made["columns"] == ["id", "age", "zip", "died"]

@@ -24,6 +24,14 @@ def test_codes_are_cut_to_their_category() -> None:
     assert mimic.category(codes).tolist() == ["428", "V15", "E880", "038", "E849"]
 
 
+def test_heart_failure_is_the_publications_codes() -> None:
+    codes = pd.Series(
+        ["4280", "42843", "40291", "40200", "40401", "40493", "40402", "40290", "40492", "4029", "V4281", "427"]
+    )
+    found = codes[codes.str.match(mimic.DIAGNOSES["heart_failure"])]
+    assert found.tolist() == ["4280", "42843", "40291", "40401", "40493"]
+
+
 def test_one_row_a_patient_with_all_admissions_codes(mimic_files: Path) -> None:
     records = CODES.load().set_index("patient")
     raw = pd.read_csv(mimic_files / "DIAGNOSES_ICD.csv.gz", dtype=str).dropna(subset=["icd9_code"])

@@ -1,4 +1,4 @@
-"""Output and objective perturbation: the minimiser, its sensitivity, the noise, runs, and what is refused."""
+"""The convex tasks: the minimiser, its sensitivity, the noise, exact draws, runs, and what is refused."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from scipy.special import expit
+from scipy.stats import kstest
 from sklearn.linear_model import LogisticRegression
 from torch import nn
 
@@ -29,7 +30,7 @@ from polyclinic.training.logistic import convex
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays
 
-TASKS = [convex.OUTPUT, convex.OBJECTIVE]
+TASKS = [convex.OUTPUT, convex.OBJECTIVE, convex.EXPONENTIAL]
 BOTH = pytest.mark.parametrize("task", TASKS, ids=lambda task: task.name)
 
 
@@ -185,6 +186,35 @@ def test_objective_noise_has_its_size_and_the_regulariser_its_least_strength() -
     assert np.linalg.norm(eased) < 0.2 * np.linalg.norm(release(convex.OBJECTIVE, data))
 
 
+@pytest.mark.parametrize(
+    ("patients", "strength", "noise"), [(40, 3.0, 0.4), (40, 3.0, 2.0), (200, 3.0, 4.0), (0, 1.0, 1.0)]
+)
+def test_the_exponential_mechanism_draws_from_its_density(patients: int, strength: float, noise: float) -> None:
+    """Against the density's own distribution function, by quadrature; of nobody it is output perturbation's normal law."""
+    v = BoundedRows(np.random.default_rng(0).uniform(-2, 2, size=(patients, 1)) + 0.0, 2.0)
+    step, stream = settings(noise_multiplier=noise), keyed_stream(0, "noise", patients)
+    draws = np.array([convex._exponential(v, strength, step, stream)[0] for _ in range(600)])
+    inverse = perturbation.inverse_temperature(v, strength, noise)
+    w = np.linspace(-12, 12, 40_001) / np.sqrt(inverse * strength) + convex.minimise(v, strength)[0]
+    loss = np.logaddexp(0.0, -v.rows * w).sum(axis=0) + strength / 2 * w**2
+    below = np.cumsum(np.exp(-inverse * (loss - loss.min())))
+    assert kstest(draws, lambda at: np.interp(at, w, below / below[-1])).pvalue > 1e-3
+    if not patients:
+        assert inverse * strength == pytest.approx((noise * perturbation.minimiser_sensitivity(v, strength)) ** -2)
+
+
+def test_the_exponential_mechanism_draws_nearer_to_the_minimiser_than_output_perturbation() -> None:
+    """At the same price and strength: the losses' curvature narrows the draw, where output noise does not see it."""
+    data = rows(300)
+    exact = convex.minimise(bounded(data), 2.5)
+    far = {
+        task.name: np.mean([np.sum((release(task, data, key) - exact) ** 2) for key in range(200)])
+        for task in (convex.OUTPUT, convex.EXPONENTIAL)
+    }
+    assert convex.OUTPUT.event(settings()) == convex.EXPONENTIAL.event(settings())
+    assert far["exponential-mechanism"] < 0.3 * far["output-perturbation"]
+
+
 @BOTH
 def test_releases_with_any_noise_that_may_be_asked_for_are_finite(task: convex.ConvexTask) -> None:
     for noise in (1e-3, 1e3, 1e6):
@@ -243,6 +273,8 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
     folder = {"heart-disease": "heart_uci", "ist": "ist"}.get(dataset, "")
     if not (Path(os.environ.get("POLYCLINIC_DATA", "")) / folder).is_dir():
         pytest.skip(f"POLYCLINIC_DATA names no folder with {folder}")
+    if (kind, task) == ("gamma", convex.EXPONENTIAL):
+        pytest.skip("a draw by the objective's value has no other noise")
     result = Federation.from_dataset(dataset, out=str(tmp_path)).run(
         task=task.name, convex={"perturbation": kind}, pictures=False
     )
@@ -297,6 +329,14 @@ def test_without_statistics_gamma_noise_makes_the_whole_run_pure(tmp_path: Path)
     [
         ({"model": "mlp"}, "needs a convex model"),
         ({"training.weight-decay": 0.0}, "training.weight-decay is 0 but task is 'output-perturbation'"),
+        (
+            {"task": "exponential-mechanism", "training.weight-decay": 0.03},
+            "drawing a model would take too long; give training.weight-decay at least 0.049",
+        ),
+        (
+            {"task": "exponential-mechanism", "convex.perturbation": "gamma"},
+            "has an effect only with the task output-pert",
+        ),
         ({"task": "output-pertubation"}, "Did you mean 'output-perturbation'"),
     ],
 )
@@ -331,6 +371,35 @@ def test_excess_risk_falls_as_the_bounds_say() -> None:
     assert slopes["output"] < -0.5 and slopes["objective"] < -1.0
     assert all(after < before for found in risks.values() for before, after in zip(found, found[1:], strict=False))
     assert risks["objective"][-1] < risks["output"][-1]
+
+
+@pytest.mark.slow
+def test_excess_risk_of_the_exponential_mechanism_falls_with_patients_and_with_noise() -> None:
+    """As z sqrt(d) / n, and below z R sqrt(d) |w| / n itself, where the strength is z R sqrt(d) / |w|.
+
+    Gopi, Lee and Liu 2022, Theorem 3; z is the noise multiplier, of order 1 / epsilon.
+    """
+    norm, size = 2.0, 3
+    numbers, noises, draws = [400, 800, 1_600, 3_200], [0.75, 1.5, 3.0], 60
+
+    def excess(n: int, noise: float) -> tuple[float, float]:
+        data = rows(n, seed=1)
+        v = convex._bounded(Rows(data.x[:, :2], data.y, data.patient, n), norm)
+        mean_loss = lambda w: float(np.logaddexp(0.0, -v.rows @ w).mean())  # noqa: E731
+        best = convex.minimise(v, 1e-6)
+        strength = noise * norm * np.sqrt(size) / np.linalg.norm(best)
+        step = settings(noise_multiplier=noise, max_grad_norm=norm)
+        drawn = [convex._exponential(v, strength, step, keyed_stream(0, "law", n, draw)) for draw in range(draws)]
+        bound = noise * norm * np.sqrt(size) * float(np.linalg.norm(best)) / n
+        return float(np.mean([mean_loss(w) for w in drawn])) - mean_loss(best), bound
+
+    by_number = [excess(n, 1.5) for n in numbers]
+    by_noise = [excess(1_000, noise) for noise in noises]
+    slope = float(np.polyfit(np.log(numbers), np.log([found for found, _ in by_number]), 1)[0])
+    assert slope == pytest.approx(-1.0, abs=0.2)
+    slope = float(np.polyfit(np.log(noises), np.log([found for found, _ in by_noise]), 1)[0])
+    assert slope == pytest.approx(1.0, abs=0.2)
+    assert all(found < bound for found, bound in (*by_number, *by_noise))
 
 
 def test_the_ledger_adds_up_releases() -> None:

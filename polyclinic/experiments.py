@@ -32,7 +32,7 @@ class Asked:
     """What a person asks of an experiment; 0 hospitals or seeds are its own number.
 
     out: the folder of results, in which finished parts stay too.  quick: a small form, of seconds, whose numbers mean nothing.
-    federation: one hospital against several as well.  methods: by name; none are all.
+    methods: by name; none are all.
     """
 
     out: Path
@@ -40,7 +40,6 @@ class Asked:
     quick: bool = False
     hospitals: int = 0
     seeds: int = 0
-    federation: bool = False
     methods: tuple[str, ...] = ()
 
     def chosen(self, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -85,7 +84,7 @@ class Experiment:
 
     run: ``package.module:function`` of ``(Asked, Say) -> Findings``, imported when the experiment runs.
     presets: "sound", with a true epsilon; "paper", as published, whatever that keeps.  takes: which of ``hospitals``,
-    ``seeds``, ``methods`` and ``federation`` a person may ask for.
+    ``seeds`` and ``methods`` a person may ask for.
     """
 
     title: str
@@ -171,5 +170,3 @@ def _check(name: str, experiment: Experiment, asked: Asked) -> None:
             raise ConfigError(f"--{option} is {value}; experiment {name!r} has no {option}.")
     if asked.methods and "methods" not in experiment.takes:
         raise ConfigError(f"--method is {asked.methods[0]!r}; experiment {name!r} has no methods.")
-    if asked.federation and "federation" not in experiment.takes:
-        raise ConfigError(f"--federation is given, but experiment {name!r} does not compare hospitals with one.")

@@ -9,7 +9,7 @@ _BOTH = ("sound", "paper")
 
 SPRINT = Experiment(
     "A two-arm trial by DP AC-GAN (Beaulieu-Jones et al. 2019) and by what beats it",
-    "polyclinic_studies.generators.sprint:run", _BOTH, ("hospitals", "seeds", "methods", "federation"),
+    "polyclinic_studies.generators.sprint:run", _BOTH,
 )  # fmt: skip
 MIMIC_HF = Experiment(
     "Vital signs and heart failure by DP AC-GAN (the same paper)", "polyclinic_studies.generators.mimic_hf:run", _BOTH
@@ -22,6 +22,10 @@ DIGITS = Experiment("Pictures of digits, 8 x 8, by DPGAN and PPGAN", "polyclinic
 MNIST = Experiment(
     "The same of MNIST, where its files are given", "polyclinic_studies.generators.digits:run_mnist", _BOTH
 )
+HOSPITALS = Experiment(
+    "Hospitals that differ, against one with all their patients and against the best of them alone",
+    "polyclinic_studies.generators.hospitals:run", takes=("seeds", "methods"),
+)  # fmt: skip
 STATED = Experiment(
     "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to",
     "polyclinic_studies.generators.stated:run", takes=(),
@@ -68,4 +72,8 @@ PERSONALISED = Experiment(
 ACCURACY = Experiment(
     "How near private federations come to pooled logistic regression, and how true their risks are",
     "polyclinic_studies.accuracy.study:run", takes=("seeds", "methods"),
+)  # fmt: skip
+AUDIT = Experiment(
+    "Canary audits of every trainer over twenty seeds, and of faults that must be flagged",
+    "polyclinic_studies.audits:run", takes=("seeds", "methods"),
 )  # fmt: skip

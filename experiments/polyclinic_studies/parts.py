@@ -71,7 +71,7 @@ class Parts:
             shutil.rmtree(folder)
         self.say(f"{name}: begins")
         try:
-            return Federation.from_config(config).run(progress=_Told(name, self.say))
+            return Federation.from_config(config).run(progress=_Told(name, self.say), pictures=False)
         except PolyclinicError as error:
             error.add_note(f"This was part {name!r} of the experiment; what is finished is kept in {self.folder}.")
             raise

@@ -80,7 +80,9 @@ def flow(
 ) -> ConditionalFlow:  # fmt: skip
     """A flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
 
-    hidden: units of each step's masked layers. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
+    hidden: units of each step's masked layers. Fewer units than features lose some of what depends on what; no layer at all makes
+    a number of a "maf" normal, its mean affine in the numbers before it and the context and its log-scale in the context alone,
+    which has the fewest parameters. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
     It begins as its base whatever the seed of its inner layers: noise that few private steps need not forget.
     Raises ConfigError for an unknown kind or activation, and for a number below 1.
     """
@@ -89,7 +91,7 @@ def flow(
             raise ConfigError(
                 f"The flow's {key} is {value!r}; allowed are {', '.join(allowed)}.{nearest(value, allowed)}"
             )
-    if min(features, transforms, bins - 1, *hidden) < 1 or context < 0 or not hidden:
+    if min(features, transforms, bins - 1, *hidden) < 1 or context < 0:
         raise ConfigError(
             f"A flow of {features} features, {context} of context, {transforms} transforms, hidden {hidden} and {bins} bins: all "
             "must be 1 or more, bins 2 or more, context 0 or more."
@@ -103,4 +105,7 @@ def flow(
     for step in steps:
         for parameter in (step.hyper[-1] if hasattr(step, "hyper") else step).parameters():
             nn.init.zeros_(parameter)
+        if kind == "maf" and not hidden:
+            scales = step.hyper[-1].mask[1 :: step.total]  # after each number's shift
+            scales[:, :features] = 0
     return ConditionalFlow(features, context, steps)

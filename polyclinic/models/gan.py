@@ -42,6 +42,23 @@ class Planes(nn.Module):
         return torch.cat([picture, planes], 1)
 
 
+class OfLabel(nn.Module):
+    """A critic that scores a row by the output of its own label: (n, features + labels) to (n, 1).
+
+    ``body`` gives (n, labels) scores of (n, features); a row ends in its one-hot label. As one more input of a perceptron a label
+    does little more than shift the score, so that a generator does not learn what rows of that label lack. Miyato and Koyama 2018
+    (arXiv:1802.05637), without the part of the score that all labels share.
+    """
+
+    def __init__(self, body: nn.Module, labels: int) -> None:
+        super().__init__()
+        self.body, self.labels = body, labels
+
+    def forward(self, x: Tensor) -> Tensor:
+        scores: Tensor = self.body(x[:, : -self.labels])
+        return (scores * x[:, -self.labels :]).sum(1, keepdim=True)
+
+
 class Products(nn.Module):
     """Appends the products of a row's columns, squares among them, of which a linear critic compares the means.
 

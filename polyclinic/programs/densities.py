@@ -45,7 +45,7 @@ class Densities(Synthetic):
         return recipe
 
     def width(self, schema: Schema) -> int:
-        return self.layout(schema).width
+        return self.recipe(self.layout(schema)).width
 
     def builder(self, schema: Schema) -> Builder:
         return self.recipe(self.layout(schema)).module

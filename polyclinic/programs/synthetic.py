@@ -21,7 +21,7 @@ from polyclinic.privacy.streams import generator
 from polyclinic.programs.program import Half, Program, State
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import class_frequencies
-from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic.synthesis.synthesizer import Synthesizer, unsure
 from polyclinic.training.synthesis import judged
 from polyclinic.types import Arrays
 
@@ -74,6 +74,7 @@ class Synthetic(Program):
             "synthesis": {
                 "method": config.model, "options": config.synthesis.options, "game": self.by_game,
                 "finished": synthesizer is not None, "guarantee": self.guarantee(synthesizer, patients),
+                "measured_together": [list(pair) for pair in able.together] if (able := unsure(synthesizer)) else [],
             }
         }  # fmt: skip
 

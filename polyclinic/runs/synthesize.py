@@ -19,9 +19,10 @@ from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import sha256, write_outputs
 from polyclinic.privacy.streams import generator
 from polyclinic.runs.folder import Run
-from polyclinic.synthesis.certificate import certificate, certificate_path
+from polyclinic.synthesis.certificate import certificate, certificate_path, inference_of
 from polyclinic.synthesis.conditions import conditions_of, draw, draw_where
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.synthesizer import unsure
 from polyclinic.types import Floats
 
 ENDINGS = (".parquet", ".csv")
@@ -36,7 +37,8 @@ def synthesize(
     folder: the run's, or one that holds a single run.
     rows: in each set; or exactly so many of each value, as "arm=1:300,arm=0:200".
     sets: independent tables, ``out`` with -01, -02 and so on before its ending. Each row is a patient of its own; it has
-    the schema's columns but site and those that are no feature. The same ``seed`` gives the same rows.
+    the schema's columns but site and those that are no feature. The same ``seed`` gives the same rows. Several sets of
+    ``marginals`` are each of a model drawn anew from the posterior, for rule 'full' (docs/synthesis/inference.md).
     progress: told how many more rows are done.
     It costs no privacy: whatever the run's guarantee, and under its neighbouring relation, it holds for the rows as well.
     Raises ConfigError or DataError before anything is written, and leaves no part of a file.
@@ -54,6 +56,8 @@ def synthesize(
     layout = run.layout()
     sources = {name: sha256(path) for name, path in run.certified.items()}
     synthesizer = run.synthesizer()
+    able = unsure(synthesizer)
+    models = able.anew(sets, generator(seed, "synthesize", "models")) if able and sets > 1 else [synthesizer] * sets
     conditions = () if isinstance(rows, int) else conditions_of(rows, layout)
     number_of_rows = rows if isinstance(rows, int) else sum(condition.rows for condition in conditions)
     digests: dict[str, str] = {}
@@ -61,8 +65,8 @@ def synthesize(
 
     def write(number: int, name: str, path: Path) -> None:
         rng = generator(seed, "synthesize", number)
-        by_value = (draw_where(synthesizer, one, rng) for one in conditions)
-        pieces = chain.from_iterable(by_value) if conditions else draw(synthesizer, number_of_rows, rng)
+        by_value = (draw_where(models[number - 1], one, rng) for one in conditions)
+        pieces = chain.from_iterable(by_value) if conditions else draw(models[number - 1], number_of_rows, rng)
         _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
 
@@ -71,6 +75,7 @@ def synthesize(
         drawn = {
             "method": {"name": statement.get("model") or statement.get("method"), "class": type(synthesizer).__name__},
             "rows": number_of_rows, "sets": sets, "seed": seed,
+            "inference": inference_of(run.summary_json(), sets, able.together if able else [], able.patients if able else None),
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],

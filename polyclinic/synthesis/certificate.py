@@ -38,6 +38,16 @@ UNDER_COVER_ONE = (
     "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample. Draw "
     f"several with --sets and combine them with rule 'partial', or widen them by rule 'single'; {_RULES}"
 )
+UNDER_COVER_ANEW = (
+    "Confidence intervals from one set, taken as if its rows were patients, under-cover. Draw 20 sets with --sets 20, each of a "
+    f"model that is drawn anew, and combine them with rule 'full'; {_RULES}"
+)
+TRUST = (
+    "Combined with rule 'full', intervals count sampling and the noise of privacy where every two variables of the analysis were "
+    "measured together, as 'measured_together' lists them, and it asks for no interaction of three. Of two variables that were "
+    "not measured together, and of interactions, trust neither estimate nor interval: the model made them up from the "
+    f"other pairs; {_RULES}"
+)
 
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -78,8 +88,29 @@ def guarantee_of(summary: Mapping[str, Any]) -> str:
     return f"Differential privacy of {', and of '.join(said)}."
 
 
-def warnings_of(summary: Mapping[str, Any], sets: int) -> list[str]:
-    """Where intervals from the rows would under-cover: always under privacy, and with one set."""
+def inference_of(
+    summary: Mapping[str, Any], sets: int, together: Sequence[tuple[str, str]], patients: float | None
+) -> dict[str, Any]:
+    """Which rule of ``synthesis.combining`` gives intervals that hold, and for which analyses.
+
+    together: the pairs of columns that were measured together, of a generator that was drawn anew for each of several sets, and
+    of how many ``patients``, as far as the run released it.
+    """
+    anew = bool(together) and sets > 1
+    rule = None if privacy_of(summary) is not None else "partial" if sets > 1 else "single"
+    return {
+        "rule": "full" if anew else rule,
+        "models": "drawn anew for each set" if anew else "one",
+        "patients": patients,
+        "measured_together": [list(pair) for pair in together],
+        "trust": TRUST if anew else None,
+    }
+
+
+def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] = ()) -> list[str]:
+    """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set."""
+    if together:
+        return [TRUST] if sets > 1 else [UNDER_COVER_ANEW]
     private = privacy_of(summary) is not None
     return [UNDER_COVER_PRIVACY] * private + [UNDER_COVER_ONE] * (sets == 1)
 
@@ -90,7 +121,8 @@ def certificate(
     """The certificate as JSON.
 
     run: its folder's name.  digests: SHA-256 of ``synthesizer`` and ``ledger``.  drawn: what was asked for and made:
-    ``method``, ``rows``, ``sets``, ``seed``, ``conditions``, ``schema``, ``columns``, ``left_out``, ``rules``, ``files``.
+    ``method``, ``rows``, ``sets``, ``seed``, ``inference`` (as ``inference_of``), ``conditions``,
+    ``schema``, ``columns``, ``left_out``, ``rules``, ``files``.
     """
     guarantee = guarantee_of(summary)
     shared = [SHARED] if summary.get("shared_noise") and privacy_of(summary) else []
@@ -100,7 +132,7 @@ def certificate(
         "guarantee": guarantee,
         "privacy": privacy_of(summary),
         "statement": [guarantee[0].upper() + guarantee[1:], POST_PROCESSING, *shared, *simulated],
-        "warnings": warnings_of(summary, int(drawn["sets"])),
+        "warnings": warnings_of(summary, int(drawn["sets"]), drawn["inference"]["measured_together"]),
         "run": {"name": run, "dataset": summary.get("dataset"), "rounds": summary.get("rounds"),
                 "strategy": summary.get("strategy"), "simulation": summary.get("simulation")},
         **drawn,

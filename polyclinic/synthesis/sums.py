@@ -94,7 +94,8 @@ def fit_centrally(
     The frequencies of classes are had with the same noise, as one more release. Not private at noise 0.
     """
     label = mean_of_rows(z[:, method.layout.label], patient, patients).sum(axis=0)
-    state: Arrays = {"classes": class_frequencies(label + noise_multiplier * rng.standard_normal(len(label)))}
+    classes = class_frequencies(label + noise_multiplier * rng.standard_normal(len(label)))
+    state: Arrays = {"classes": classes, "patients": np.array([float(patients)])}
     for round in range(1, method.rounds + 1):
         total = clipped_total(method, round, method.question(round, state), z, patient, patients)
         noisy = total + noise_multiplier * rng.standard_normal(len(total))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -37,6 +37,28 @@ class Synthesizer(Protocol):
     def options(self) -> dict[str, Any]:
         """What else ``load`` needs, as JSON."""
         ...
+
+
+class Unsure(Synthesizer, Protocol):
+    """One that knows how little is certain of it: what was released, and of how many patients.
+
+    together: the pairs of columns that were measured together; empty where nothing can be drawn anew.
+    """
+
+    @property
+    def together(self) -> list[tuple[str, str]]: ...
+
+    @property
+    def patients(self) -> float: ...
+
+    def anew(self, count: int, rng: np.random.Generator) -> Sequence[Synthesizer]:
+        """``count`` synthesizers drawn from the posterior, given what was released."""
+        ...
+
+
+def unsure(synthesizer: Synthesizer | None) -> Unsure | None:
+    """The synthesizer itself where models can be drawn anew; None of any other."""
+    return cast(Unsure, synthesizer) if getattr(synthesizer, "together", ()) else None
 
 
 def described(synthesizer: Synthesizer) -> dict[str, Any]:

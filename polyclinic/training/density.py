@@ -1,20 +1,25 @@
 """Density estimation at a hospital: private steps of a flow on every patient's rows, as of a classifier.
 
-Neighbouring relation: add or remove one patient. The noise that spreads 0/1, whole and missing numbers is drawn anew in every
-round, row by row, of nothing but the site's own stream.
+Neighbouring relation: add or remove one patient. What spreads 0/1 and whole numbers and fills missing cells is drawn anew in
+every round, row by row, of nothing but the record, the model that the round begins with and the site's own stream.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import cast
 
 import numpy as np
 
 from polyclinic.ehr.shard import Rows
+from polyclinic.models.flows import ConditionalFlow
+from polyclinic.synthesis.flows.fills import Law, Laws
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.training import classification
 from polyclinic.training.losses import DENSITY
+from polyclinic.training.modules import load
 from polyclinic.training.synthesis import Judged
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder
@@ -41,21 +46,49 @@ class DensityTask(Judged):
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
         """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
-        classification.check(build, arrays, self.recipe.layout.width, engine)
+        classification.check(build, arrays, self.recipe.width, engine)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
         """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
-        return classification.train(build, arrays, self.shown(work), replace(settings, loss=DENSITY))
+        return classification.train(build, arrays, self.shown(build, arrays, work), replace(settings, loss=DENSITY))
 
-    def shown(self, work: Sequence[SiteWork]) -> list[SiteWork]:
-        """The sites with rows as the flow sees them."""
-        recipe = self.recipe
-        return [replace(site, rows=spread(recipe, site.rows, self.noise(site), site.number)) for site in work]
+    def shown(self, build: Builder, arrays: Arrays, work: Sequence[SiteWork]) -> list[SiteWork]:
+        """The sites with rows as the flow sees them, which begins with ``arrays``, or with those of a site's own."""
+        shared = _Laws(self.recipe, build, arrays)
+        return [
+            replace(
+                site,
+                rows=spread(
+                    self.recipe, site.rows, self.noise(site), site.number,
+                    _Laws(self.recipe, build, {**arrays, **site.own}) if site.own else shared,
+                ),
+            )
+            for site in work
+        ]  # fmt: skip
 
 
-def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0) -> Rows:
-    """Encoded records of the hospital of this number as a flow sees them: (n, D) in its coordinates; the same patients."""
-    v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng)
+class _Laws(dict[int, Law]):
+    """What missing cells of each class are drawn from, made when it is first asked for."""
+
+    def __init__(self, recipe: Recipe, build: Builder, arrays: Arrays) -> None:
+        super().__init__()
+        self._recipe, self._build, self._arrays = recipe, build, arrays
+
+    def __missing__(self, label: int) -> Law:
+        self |= self._recipe.laws(self._flow, [label])
+        return self[label]
+
+    @cached_property
+    def _flow(self) -> ConditionalFlow:
+        return cast(ConditionalFlow, load(self._build, self._arrays).double().eval())
+
+
+def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0, laws: Laws | None = None) -> Rows:
+    """Encoded records of the hospital of this number as a flow sees them: (n, V) in its coordinates; the same patients.
+
+    laws: what missing cells are drawn from, by class; the standard normal where there are none.
+    """
+    v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng, laws)
     return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)

@@ -65,6 +65,8 @@ RUNS: dict[str, Options] = {
         "half precision": {**_STEPS, "upload.form": "difference", "upload.precision": "half"},
         "output perturbation": {"task": "output-perturbation", "rounds": 1},
         "objective perturbation": {"task": "objective-perturbation", "rounds": 1},
+        "exponential mechanism": {"task": "exponential-mechanism", "rounds": 1},
+        "projected steps": {**_STEPS, "training.radius": 0.5},
         "banded noise": {**_CYCLIC, "training.noise": "sqrt-toeplitz"},
         "tree noise": {**_CYCLIC, "training.noise": "tree"},
         "central privacy": _OF_SITES,

@@ -85,6 +85,36 @@ def test_a_density_sums_to_one() -> None:
         assert mass.item() == pytest.approx(1.0, abs=1e-3)
 
 
+@pytest.mark.parametrize(("hidden", "whole"), [((), True), ((6,), True), ((2,), False)])
+def test_a_number_depends_on_all_before_it_unless_units_are_too_few(hidden: tuple[int, ...], whole: bool) -> None:
+    made = flow("maf", 5, transforms=1, hidden=hidden).double()
+    draws = torch.Generator().manual_seed(0)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, generator=draws)
+    base = torch.randn(5, dtype=torch.float64, generator=draws)
+    jacobian = torch.autograd.functional.jacobian(lambda row: made.steps[0](None)(row), base)  # type: ignore[no-untyped-call]
+    assert not jacobian.triu(1).any()
+    assert bool((jacobian.tril() != 0).sum() == 15) is whole
+
+
+def test_without_layers_it_is_a_normal_law_of_each_context() -> None:
+    made = flow("maf", 4, 2, transforms=1, hidden=()).double()
+    draws = torch.Generator().manual_seed(3)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.7, generator=draws)
+    deviations = []
+    for context in torch.eye(2, dtype=torch.float64):
+        base = torch.cat([torch.zeros(1, 4), torch.eye(4)]).double()
+        points = made.drawn(base, context.expand(5, 2))
+        mean, root = points[0], (points[1:] - points[0]).T
+        deviations.append(root.diagonal())
+        rows = torch.randn(6, 4, dtype=torch.float64, generator=draws)
+        expected = multivariate_normal(mean.numpy(), (root @ root.T).numpy()).logpdf(rows.numpy())
+        found = -made(torch.cat([rows, context.expand(6, 2)], 1))[:, 0].detach()
+        np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
+    assert not torch.allclose(*deviations)
+
+
 def test_its_arrays_are_its_parameters_alone() -> None:
     made = flow("nsf", 3, 2)
     assert set(made.state_dict()) == {name for name, _ in made.named_parameters()}
@@ -96,7 +126,7 @@ def test_its_arrays_are_its_parameters_alone() -> None:
     [
         ({"kind": "mfa"}, "Did you mean 'maf'"),
         ({"transforms": 0}, "must be 1 or more"),
-        ({"hidden": ()}, "must be 1 or more"),
+        ({"hidden": (0,)}, "must be 1 or more"),
         ({"activation": "sine"}, "allowed are relu, tanh, elu"),
     ],
 )

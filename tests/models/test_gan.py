@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from polyclinic.errors import ConfigError
-from polyclinic.models.gan import Planes, Products, mlp_critic, mlp_generator, moment_critic
+from polyclinic.models.gan import OfLabel, Planes, Products, mlp_critic, mlp_generator, moment_critic
 from polyclinic.models.gan_dpgan import codes_critic, codes_generator, dcgan_generator, dpgan_generator, picture_critic
 from polyclinic.models.gan_trials import MIMIC, SPRINT, Form, TrialGenerator
 from polyclinic.models.tabular import initialise
@@ -159,3 +159,13 @@ def test_a_moment_critic_tells_tables_apart_by_their_moments_alone() -> None:
         return float((means[0] - means[1]).abs().max())
 
     assert gap(other) > 0.7 and gap(signs) < 0.01
+
+
+def test_a_critic_of_labels_scores_each_row_by_its_own_label_and_trains_in_closed_form() -> None:
+    critic = OfLabel(mlp_critic(4, 3, (8,)), 3)
+    x = torch.randn(6, 4)
+    scores = critic.body(x)
+    for label in range(3):
+        rows = torch.cat([x, nn.functional.one_hot(torch.full((6,), label), 3).float()], 1)
+        torch.testing.assert_close(critic(rows), scores[:, label : label + 1])
+    assert choose(critic, 7) == "layered"

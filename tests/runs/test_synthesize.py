@@ -21,6 +21,8 @@ from polyclinic.runs.synthesize import file_names, synthesize
 from polyclinic.synthesis import certificate as certificates
 from polyclinic.synthesis import conditions
 from polyclinic.synthesis.certificate import privacy_of, verify
+from polyclinic.synthesis.combining import combine
+from polyclinic.synthesis.inference import analyse_sets
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.synthesizer import save
 from polyclinic.types import Arrays, Floats, Ints
@@ -83,6 +85,17 @@ class Noise:
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> "Noise":
         return cls(layout, arrays["centre"], **options)
+
+
+@dataclass(frozen=True, eq=False)
+class Doubtful(Noise):
+    """Knows how little is certain of its centre."""
+
+    together = (("age", "died"), ("age", "sex"))
+    patients = 500.0
+
+    def anew(self, count: int, rng: np.random.Generator) -> list[Noise]:
+        return [Noise(self.layout, self.centre + 0.3 * rng.standard_normal()) for _ in range(count)]
 
 
 SITE = {"patients": 500, "auroc": None, "epsilon": 1.0, "delta": 1e-3, "risk": None, "budget": 2.0, "rounds_joined": 3}
@@ -311,6 +324,62 @@ def test_the_certificate_says_what_the_rows_are(run: Path, tmp_path: Path) -> No
     }
     assert found["schema"]["sha256"] == SCHEMA.digest() and found["run"]["name"] == "run"
     assert str(tmp_path) not in path.read_text() and "/somewhere" not in path.read_text()
+
+
+def mean_age(rows: pd.DataFrame) -> tuple[float, float]:
+    return rows["age"].mean(), rows["age"].var() / len(rows)
+
+
+def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits(run: Path, tmp_path: Path) -> None:
+    layout = Layout.of(SCHEMA)
+    save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
+    path = synthesize(run, 2000, tmp_path / "several.csv", sets=4)
+    found = json.loads(path.read_text())
+    assert found["inference"] == {
+        "rule": "full",
+        "models": "drawn anew for each set",
+        "patients": 500.0,
+        "measured_together": [["age", "died"], ["age", "sex"]],
+        "trust": certificates.TRUST,
+    }
+    assert found["warnings"] == [certificates.TRUST]
+    means = [pd.read_csv(tmp_path / f"several-0{number}.csv")["age"].mean() for number in (1, 2, 3, 4)]
+    assert np.std(means) > 1.0, "2,000 rows of one model differ by 0.5"
+    synthesize(run, 2000, tmp_path / "again.csv", sets=4)
+    assert (tmp_path / "again-03.csv").read_text() == (tmp_path / "several-03.csv").read_text()
+    inference = analyse_sets(path, ["age", "died", "sex"], mean_age)
+    expected = combine(
+        means, [pd.read_csv(file)["age"].var() / 2000 for file in sorted(tmp_path.glob("several-*.csv"))], "full"
+    )
+    np.testing.assert_allclose(inference.combined.interval(), expected.interval())
+    assert inference.apart == (("died", "sex"),) and not inference.trusted
+    assert analyse_sets(path, ["age", "sex"], mean_age).trusted
+    with pytest.raises(ConfigError, match="variables names 'ages'; the sets have .*age"):
+        analyse_sets(path, ["ages"], mean_age)
+    (tmp_path / "several-02.csv").write_text("age\n")
+    with pytest.raises(DataError, match="several-02.csv is missing or not as"):
+        analyse_sets(path, ["age"], mean_age)
+    one = json.loads(synthesize(run, 5, tmp_path / "one.csv").read_text())
+    assert one["inference"]["rule"] is None and one["warnings"] == [certificates.UNDER_COVER_ANEW]
+
+
+def test_a_certificate_names_no_rule_where_none_is_right(run: Path, tmp_path: Path) -> None:
+    private = json.loads(synthesize(run, 5, tmp_path / "private.csv", sets=3).read_text())
+    assert private["inference"] == {
+        "rule": None,
+        "models": "one",
+        "patients": None,
+        "measured_together": [],
+        "trust": None,
+    }
+    with pytest.raises(ConfigError, match="names no rule"):
+        analyse_sets(tmp_path / "private.certificate.json", ["age"], mean_age)
+    bare = run_folder(tmp_path / "without", BARE)
+    rules = [
+        json.loads(synthesize(bare, 5, tmp_path / f"bare{sets}.csv", sets=sets).read_text())["inference"]["rule"]
+        for sets in (1, 2)
+    ]
+    assert rules == ["single", "partial"]
 
 
 def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:

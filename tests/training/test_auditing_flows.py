@@ -13,6 +13,7 @@ from polyclinic.inspection.audits import subject_of_config
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
 from polyclinic.synthesis.flows.coordinates import Coordinates
+from polyclinic.synthesis.flows.fills import Laws
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.training.auditing.audit import audit, sensitivity
 from polyclinic.training.auditing.canaries import guess
@@ -66,8 +67,8 @@ def test_faults_planted_in_a_flow_are_caught(fault: str, caught_by: list[str]) -
 class _Scaled(Coordinates):
     """Numbers are centred by the records' own mean, so that each patient moves all others' rows."""
 
-    def drawn(self, z: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        v, noise = super().drawn(z, rng)
+    def drawn(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
+        v, noise = super().drawn(z, rng, laws)
         return v - v.mean(axis=0) if len(v) else v, noise
 
 
@@ -76,6 +77,11 @@ class _Centred(Recipe):
     @property
     def coordinates(self) -> Coordinates:
         return _Scaled(self.layout)
+
+
+def test_complete_patients_move_the_sum_by_at_most_the_clip() -> None:
+    found = sensitivity(flowed(make(LAYOUT, transforms=1, layers=0, complete=True)))
+    assert found.passed and 0.9 < found.measured <= 1.0 + 1e-6
 
 
 def test_coordinates_that_are_made_of_other_patients_are_caught() -> None:
@@ -98,6 +104,7 @@ def test_a_flow_of_the_configuration_is_audited() -> None:
         audit(subject, 40, (20,), white_box=False)
 
 
+# `polyclinic reproduce audit` has twenty of both.
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "seeds"), [("maf", 6), ("nsf", 2)])
 def test_no_false_alarm_in_many_seeds(name: str, seeds: int) -> None:

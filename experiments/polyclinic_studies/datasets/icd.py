@@ -1,34 +1,38 @@
 """SIMULATED patients of a hospital as sets of ICD-9 categories, and death; no record is of a real person.
 
 The width and the number of patients are those of PPGAN (Liu et al. 2019) and DPGAN on MIMIC-III: 1,071 categories of some
-46,000 patients. A category's overall frequency falls with its rank (Zipf); a patient belongs to one of ten latent classes of
-comorbidity, which multiply the frequencies of chapters of ICD-9, and has a burden, which multiplies all of them. So codes
-occur together, and a generator of independent codes is seen to be one. No patient has more than MOST_CODES; who would have
-more keeps as many of them, drawn evenly. Death depends on the codes alone.
+46,000 patients. A category's overall frequency falls with its rank (Zipf). Categories follow from each other in chains of
+comorbidity: a patient gets them one after another, and each that is there multiplies the risk of a few later ones, so that codes
+occur together and some patients have many. It is a Bayesian network, sampled from its first category to its last; there are no
+latent classes in it, as the generators that are tried on it fit them. No patient has more than MOST_CODES; who would have more
+keeps as many of them, drawn evenly. Death depends on the codes alone.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.datasets import mimic
+from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.datasets.simulated import check_size, enrolment, patient_names, simulated_dataset, site_names
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.types import Bools, Floats
+from polyclinic.types import Bools, Floats, Ints
 
 PATIENTS = 46000
 DEFAULT_SITES = 5
 MOST_CODES = 20
-#: Share of patients with the commonest category before class and burden act, and how the share falls with rank.
-COMMONEST, ZIPF, OFFSET = 0.45, 1.2, 6.0
-#: Shape of the gamma law of a patient's burden, whose mean is 1.
-BURDEN = 3.0
-#: No category is likelier than this in any patient.
-LIKELIEST = 0.9
-_CHUNK = 4096
+#: Share of patients with the commonest category, and how the share falls with rank.
+COMMONEST, ZIPF, OFFSET = 0.42, 1.2, 6.0
+#: No category is likelier than this in any patient, nor its risk multiplied by more.
+LIKELIEST, MOST_RISK = 0.9, 40.0
+#: Standard deviation, between hospitals, of the logarithm of a chapter's frequency.
+HOSPITAL_SPREAD = 0.08
+#: How many patients the categories' own risks are set by, so that frequencies are Zipf's.
+_REFERENCE = 20000
 
 # The external causes that emergency departments code; of the others the dictionary's every category.
 _CAUSES = {"E849", "E968"} | {f"E{n}" for n in (*range(810, 820), *range(878, 889), *range(930, 940), *range(940, 960))}
@@ -47,21 +51,23 @@ _CHAPTERS = {"infections": (1, 139), "neoplasms": (140, 239), "endocrine": (240,
              "bones": (710, 739), "congenital": (740, 759), "perinatal": (760, 779), "symptoms": (780, 799),
              "injury": (800, 999)}  # fmt: skip
 
-#: Latent class -> share of patients, factor of chapters not named, and of the chapters and categories that are.
-CLASSES: dict[str, tuple[float, float, dict[str, float]]] = {
-    "cardiac": (0.20, 0.7, {"circulatory": 3.0, "endocrine": 1.6, "pregnancy": 0.0, "perinatal": 0.0}),
-    "sepsis": (0.12, 0.8, {"infections": 4.0, "respiratory": 2.2, "genitourinary": 1.8, "perinatal": 0.0,
-                           "038": 9.0, "995": 9.0, "785": 7.0, "584": 3.0}),
-    "renal": (0.08, 0.8, {"genitourinary": 4.0, "circulatory": 1.5, "endocrine": 2.0, "perinatal": 0.0,
-                          "585": 9.0, "403": 9.0, "V45": 4.0}),
-    "lung": (0.10, 0.7, {"respiratory": 3.5, "circulatory": 1.2, "mental": 1.5, "perinatal": 0.0}),
-    "trauma": (0.11, 0.45, {"injury": 6.0, "causes": 9.0, "nervous": 1.3, "mental": 1.5, "perinatal": 0.0, "995": 0.5}),
-    "cancer": (0.08, 0.6, {"neoplasms": 12.0, "blood": 2.5, "symptoms": 1.5, "perinatal": 0.0}),
-    "liver": (0.07, 0.7, {"digestive": 5.0, "blood": 2.5, "mental": 2.0, "perinatal": 0.0, "571": 9.0, "572": 9.0}),
-    "neurological": (0.08, 0.6, {"nervous": 7.0, "mental": 2.5, "symptoms": 2.0, "perinatal": 0.0}),
-    "surgical": (0.08, 0.7, {"digestive": 2.0, "injury": 2.5, "bones": 3.0, "factors": 2.0, "perinatal": 0.0}),
-    "newborn": (0.08, 0.02, {"perinatal": 45.0, "congenital": 12.0, "V29": 45.0, "V30": 45.0}),
+#: Category -> later ones, and by how much it multiplies their risk.
+LINKS: dict[str, dict[str, float]] = {
+    "V30": {"V29": 40.0, "774": 40.0, "765": 30.0, "769": 30.0, "770": 30.0, "779": 30.0},
+    "401": {"272": 1.8, "414": 1.5, "250": 1.4, "V58": 1.4}, "428": {"427": 2.2, "414": 1.8, "518": 1.6, "584": 1.8, "424": 3.0},
+    "427": {"424": 2.0, "V58": 2.2, "458": 1.8, "997": 1.5}, "414": {"272": 2.2, "410": 4.0, "412": 5.0, "440": 3.0},
+    "250": {"585": 2.2, "357": 9.0, "272": 1.5, "707": 2.0}, "272": {"V45": 1.6, "440": 2.0},
+    "518": {"486": 2.5, "038": 2.2, "507": 3.0, "496": 1.8}, "584": {"276": 2.2, "038": 2.5, "585": 2.5, "785": 2.0},
+    "585": {"403": 9.0, "V45": 3.0, "588": 12.0, "285": 1.8}, "486": {"038": 2.0, "995": 1.8, "496": 1.8},
+    "038": {"995": 9.0, "785": 5.0, "286": 4.0, "707": 1.8, "041": 3.0}, "995": {"785": 4.0, "286": 2.0},
+    "571": {"572": 20.0, "456": 15.0, "789": 5.0, "070": 6.0, "287": 2.5, "286": 3.0},
+    "305": {"303": 8.0, "571": 3.0, "496": 2.0},
+    "496": {"491": 9.0, "V46": 5.0}, "197": {"198": 12.0, "V10": 2.5}, "331": {"294": 12.0, "342": 2.0},
+    "807": {"805": 5.0, "E812": 6.0, "860": 8.0}, "E812": {"805": 5.0, "808": 5.0, "823": 4.0},
 }  # fmt: skip
+#: What a birth at this stay multiplies the risk of every category by that is not of the newborn.
+OF_NEWBORN = 0.01
+_NEWBORN = {"V29", "774", "765", "769", "770", "779"}
 
 #: What a category adds to the logit of death; every other adds OTHER, and none at all gives INTERCEPT.
 DEADLY = {"038": 0.9, "785": 1.3, "427": 0.35, "518": 0.9, "584": 0.6, "348": 1.4, "197": 1.2, "198": 1.0, "431": 1.3,
@@ -86,59 +92,100 @@ def chapter(code: str) -> str:
     return next(name for name, (first, last) in _CHAPTERS.items() if first <= int(code) <= last)
 
 
-@lru_cache(maxsize=1)
+@dataclass(frozen=True)
+class Network:
+    """order: (J,) places of the categories, each after all that it follows from.  causes: (J,) of each place, the places that it
+    follows from.  factors: what each of them multiplies its risk by.  own: (J,) risk of who has none of them.
+    """
+
+    order: tuple[int, ...]
+    causes: tuple[Ints, ...]
+    factors: tuple[Floats, ...]
+    own: Floats
+
+    def risk(self, place: int, held: Bools) -> Floats:
+        """(patients,) what the categories that patients have, (J, patients), multiply the risk of one by."""
+        logarithm = np.log(self.factors[place]).astype(np.float32) @ held[self.causes[place]].astype(np.float32)
+        return np.asarray(np.exp(np.minimum(logarithm, np.log(MOST_RISK))), dtype=np.float64)
+
+
 def frequencies() -> Floats:
-    """(classes, codes) how often a patient of a class and of burden 1 has a code; the same for every seed."""
-    rng = np.random.default_rng(np.random.SeedSequence([*b"icd codes"]))
+    """(J,) the share of patients that each category is meant to have, before the limit on codes."""
     common = _COMMON.split()
     others = sorted(set(CODES) - set(common))
+    rng = np.random.default_rng(np.random.SeedSequence([*b"icd codes"]))
     order = [*common, *(others[place] for place in rng.permutation(len(others)))]
     rank = np.array([order.index(code) for code in CODES])
-    zipf = COMMONEST * ((1.0 + OFFSET) / (rank + 1.0 + OFFSET)) ** ZIPF
-    chapters = [chapter(code) for code in CODES]
-    factors = np.array(
-        [
-            [named.get(code, named.get(name, rest)) for code, name in zip(CODES, chapters, strict=True)]
-            for _, rest, named in CLASSES.values()
-        ]
-    )
-    # Within a chapter a class has categories of its own, or a chapter would be all that a patient shows.
-    factors *= rng.gamma(2.0, 0.5, factors.shape)
-    share = np.array([share for share, _, _ in CLASSES.values()])
-    return np.asarray(zipf * factors / (share @ factors))
+    return np.asarray(COMMONEST * ((1.0 + OFFSET) / (rank + 1.0 + OFFSET)) ** ZIPF)
+
+
+@lru_cache(maxsize=1)
+def network() -> Network:
+    """The network of comorbidity, the same for every seed.
+
+    Beside the named links a category follows from up to four commoner ones, most of them of its own chapter. The own risks are
+    set one after another, on patients drawn so far, so that every category is as frequent as Zipf's law says.
+    """
+    rng = np.random.default_rng(np.random.SeedSequence([*b"icd network"]))
+    shares, places = frequencies(), {code: place for place, code in enumerate(CODES)}
+    chapters = np.array([chapter(code) for code in CODES])
+    birth = places["V30"]
+    # A birth stands first, and what a named link leads to behind its cause.
+    order = [birth, *(int(place) for place in np.argsort(-shares, kind="stable") if place != birth)]
+    for cause, later in LINKS.items():
+        for code in later:
+            if order.index(places[code]) < order.index(places[cause]):
+                order.remove(places[code])
+                order.insert(order.index(places[cause]) + 1, places[code])
+    causes, factors = [np.zeros(0, dtype=np.int64)] * len(CODES), [np.zeros(0)] * len(CODES)
+    held, own = np.zeros((len(CODES), _REFERENCE), dtype=bool), np.zeros(len(CODES))
+    made = Network(tuple(order), tuple(causes), tuple(factors), own)
+    for number, place in enumerate(order):
+        named = {places[cause]: later[CODES[place]] for cause, later in LINKS.items() if CODES[place] in later}
+        if place != birth:
+            earlier = [one for one in order[1:number] if one not in named]
+            weights = shares[earlier] * np.where(chapters[earlier] == chapters[place], 12.0, 1.0)
+            chosen = (
+                rng.choice(earlier, min(4, len(earlier)), False, weights / weights.sum()).tolist() if earlier else []
+            )
+            named |= {one: float(np.exp(rng.gamma(2.0, 0.35))) for one in chosen}
+            if CODES[place] not in _NEWBORN:
+                named[birth] = OF_NEWBORN
+        causes[place], factors[place] = np.array(list(named), dtype=np.int64), np.array(list(named.values()))
+        made = Network(tuple(order), tuple(causes), tuple(factors), own)
+        risk = made.risk(place, held) if named else np.ones(_REFERENCE)
+        own[place] = shares[place] / risk.mean()
+        for _ in range(3):  # some patients' risks are at the limit
+            own[place] *= shares[place] / np.minimum(own[place] * risk, LIKELIEST).mean()
+        held[place] = rng.random(_REFERENCE) < np.minimum(own[place] * risk, LIKELIEST)
+    return made
 
 
 def generate_icd(sites: int, patients: int, seed: int) -> pd.DataFrame:
     """Simulated patients as one table: ``patients`` rows, one for each, with the hospital's name in ``site``.
 
-    Hospitals differ in the shares of the latent classes. The same table for the same arguments. Raises ConfigError
-    unless 1 <= sites <= patients and seed >= 0.
+    Hospitals differ in how frequent chapters are. The same table for the same arguments. Raises ConfigError unless
+    1 <= sites <= patients and seed >= 0.
     """
     check_size("a simulation", sites, patients, seed)
     rng = np.random.default_rng(np.random.SeedSequence([seed, *b"icd"]))
     site = rng.permutation(enrolment(sites, patients, rng))
-    share = np.array([share for share, _, _ in CLASSES.values()])
-    cases = rng.dirichlet(50.0 * share, sites)
-    group = (rng.random(patients)[:, None] > np.cumsum(cases, axis=1)[site][:, :-1]).sum(axis=1)
-    burden = rng.gamma(BURDEN, 1.0 / BURDEN, patients)
-    deadly = np.array([DEADLY.get(code, OTHER) for code in CODES])
-    codes = np.array(CODES, dtype=object)
-
-    cells: list[str] = []
-    logit = np.empty(patients)
-    for start in range(0, patients, _CHUNK):
-        rows = slice(start, min(start + _CHUNK, patients))
-        chance = np.minimum(burden[rows, None] * frequencies()[group[rows]], LIKELIEST)
-        held = _at_most(rng.random(chance.shape, dtype=np.float32) < chance, MOST_CODES, rng)
-        logit[rows] = INTERCEPT + held @ deadly
-        row, place = np.nonzero(held)
-        found = np.split(codes[place], np.searchsorted(row, np.arange(1, len(held))))
-        cells += [";".join(one) for one in found]
+    kinds = [chapter(code) for code in CODES]
+    often = {kind: np.exp(HOSPITAL_SPREAD * rng.standard_normal(sites))[site] for kind in dict.fromkeys(kinds)}
+    comorbidity = network()
+    held = np.zeros((len(CODES), patients), dtype=bool)
+    for place in comorbidity.order:
+        risk = comorbidity.own[place] * often[kinds[place]] * comorbidity.risk(place, held)
+        held[place] = rng.random(patients, dtype=np.float32) < np.minimum(risk, LIKELIEST)
+    held = _at_most(np.ascontiguousarray(held.T), MOST_CODES, rng)
+    logit = INTERCEPT + held @ np.array([DEADLY.get(code, OTHER) for code in CODES])
+    row, column = np.nonzero(held)
+    sets = np.split(np.array(CODES, dtype=object)[column], np.searchsorted(row, np.arange(1, patients)))
     return pd.DataFrame(
         {
             "patient": patient_names("patient", patients),
             "site": site_names(sites)[site],
-            "diagnoses": cells,
+            "diagnoses": [";".join(one) for one in sets],
             "died": (rng.random(patients) < 1.0 / (1.0 + np.exp(-logit))).astype(np.int64),
         }
     )
@@ -152,13 +199,14 @@ def _at_most(held: Bools, most: int, rng: np.random.Generator) -> Bools:
     return held
 
 
-DATASET = simulated_dataset(
-    "Simulated ICD-9 code sets",
-    "SIMULATED sets of 1,071 ICD-9 categories with latent classes of comorbidity, and death in hospital; any "
-    "number of hospitals.",
-    SCHEMA,
-    generate_icd,
-    DEFAULT_SITES,
-    PATIENTS,
-    "Liu et al. 2019 (PPGAN)",
-)
+def _dataset(patients: int) -> Dataset:
+    return simulated_dataset(
+        "Simulated ICD-9 code sets",
+        "SIMULATED sets of 1,071 ICD-9 categories in chains of comorbidity, and death in hospital; any number of hospitals.",
+        SCHEMA, generate_icd, DEFAULT_SITES, patients, "Liu et al. 2019 (PPGAN)",
+    )  # fmt: skip
+
+
+DATASET = _dataset(PATIENTS)
+#: A fifth of the patients, so that several simulations are run in the time of one.
+FIFTH = _dataset(PATIENTS // 5)

@@ -1,7 +1,7 @@
 """What the EHR experiment asks of synthetic patients: who is hypertensive, and how high the mean pulmonary pressure is.
 
 A classifier and a regression learn from synthetic patients and are judged on real ones who were held out. dPAP and sPAP make
-the outcome and are no predictors.
+the outcome and are no predictors, nor does anything of them go into test patients' missing predictors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_values, encode
@@ -24,6 +25,9 @@ from polyclinic_studies.ehr_flow.cohort import COLUMNS, HYPERTENSIVE, SCHEMA, Co
 _OF_OUTCOME = [COLUMNS.index(name) for name in ("dpap", "spap")]
 FOLDS = 5
 PREDICTORS = [place for place in range(len(COLUMNS)) if place not in _OF_OUTCOME]
+_OF_PREDICTORS = SCHEMA.model_copy(
+    update={"columns": tuple(c for c in SCHEMA.columns if c.name not in ("dpap", "spap"))}
+)
 
 
 @dataclass(frozen=True)
@@ -41,11 +45,24 @@ def pressures(table: Floats) -> Floats:
     return mean_pressure(*(table[:, place] for place in _OF_OUTCOME))
 
 
-def imputed(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
-    """``sets`` complete (n, 19) tables by chained equations over all patients at once, as published: no guarantee holds of
-    what is trained on them."""
-    x = encode(cohort.records, SCHEMA).x
+def imputed(records: pd.DataFrame, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
+    """``sets`` complete (n, 19) tables by chained equations over all (n) records at once: no guarantee holds of what is trained
+    on them."""
+    x = encode(records, SCHEMA).x
     return [values_of(one) for one in chained(x, SCHEMA, seed, draws=sets, iterations=iterations)]
+
+
+def held_out(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
+    """``sets`` complete (n, 19) tables for judging: predictors imputed from predictors alone, by chained equations over all
+    patients, and the outcome as it was measured, which only a simulation knows of everybody."""
+    x = encode(cohort.records[[column.name for column in _OF_PREDICTORS.columns]], _OF_PREDICTORS).x
+    names = [COLUMNS[place] for place in PREDICTORS]
+    found = []
+    for one in chained(x, _OF_PREDICTORS, seed, draws=sets, iterations=iterations):
+        table = cohort.measured.copy()
+        table[:, PREDICTORS] = np.stack([column_values(one, _OF_PREDICTORS, name) for name in names], axis=1)
+        found.append(table)
+    return found
 
 
 def values_of(x: Floats) -> Floats:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import inf, sqrt
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from polyclinic.experiments import Target, markdown
@@ -16,6 +16,7 @@ Key = tuple[str, float]  # method and epsilon
 Found = dict[Key, dict[str, Any]]
 EPSILONS = (32.0, 16.0, 8.0, 4.0)
 BEFORE, AS_PUBLISHED = "flow, imputed before", "flow, as published"
+NOTHING, LEAKING = "nothing: the commoner class, the mean", "original, tests imputed with the outcome"
 #: The paper's mu for these epsilons at delta = .01, and its scores: SVM accuracy, the same truncated, and mean square error.
 MU = {inf: "∞", 32.0: "6.10", 16.0: "3.92", 8.0: "2.45", 4.0: "1.49"}
 PUBLISHED = {
@@ -37,10 +38,13 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
     def target(what: str, paper: str, measured: str, goal: str, met: bool | None) -> Target:
         return Target("R10", what, paper, measured, goal, met if at else None)
 
-    original = of("original", inf, "accuracy")
+    original, leaking = (of(arm, inf, "accuracy") for arm in ("original", LEAKING))
     listed = [
-        target("accuracy, trained on original patients", ".98", f"{original:.3f}", ">= .95", original >= 0.95),
-        target("mean square error, trained on original patients", "17.9", f"{of('original', inf, 'error'):.1f}", "", None),
+        target("accuracy, trained on original patients", "", f"{original:.3f}", ">= .95", original >= 0.95),
+        target("the same, tests imputed with the outcome", ".98", f"{leaking:.3f}", ">= .95", leaking >= 0.95),
+        target("mean square error, trained on original patients", "", f"{of('original', inf, 'error'):.1f}", "", None),
+        target("the same, tests imputed with the outcome", "17.9", f"{of(LEAKING, inf, 'error'):.1f}", "", None),
+        target("mean square error of the mean pressure of the patients", "", f"{of(NOTHING, inf, 'error'):.1f}", "", None),
     ]  # fmt: skip
     for arm in (BEFORE, "flow", "moments"):
         levels = sorted((level for name, level in found if name == arm), reverse=True)
@@ -52,13 +56,28 @@ def targets(found: Found, at: float | None) -> tuple[Target, ...]:
             f"error {' '.join(f'{e:.1f}' for e in errors)}; accuracy {' '.join(f'{a:.3f}' for a in accuracies)}",
             "error rises at every step, accuracy by at most .01", falls and rises,
         ))  # fmt: skip
-    for arm in sorted({name for name, level in found if level == epsilon and name not in ("original", BEFORE)}):
+    for arm in sorted({name for name, level in found if level == epsilon and name != BEFORE}):
         accuracy, error = of(arm, epsilon, "accuracy"), of(arm, epsilon, "error")
         listed += [
-            target(f"{arm}, ε = {epsilon:g}, δ = .001: accuracy", ".81", f"{accuracy:.3f}", ">= .81", accuracy >= 0.81),
-            target(f"{arm}, ε = {epsilon:g}, δ = .001: mean square error", "80.1", f"{error:.1f}", "<= 80", error <= 80),
+            target(
+                f"{arm}, ε = {epsilon:g}, δ = .001: accuracy", ".81",
+                f"{accuracy:.3f} ± {standard_error(found[arm, epsilon]['accuracy']):.3f}", ">= .81", accuracy >= 0.81,
+            ),
+            target(
+                f"{arm}, ε = {epsilon:g}, δ = .001: mean square error", "80.1",
+                f"{error:.1f} ± {standard_error(found[arm, epsilon]['error']):.1f}", "<= 80", error <= 80,
+            ),
+            target(
+                f"{arm}, ε = {epsilon:g}, δ = .001: mean square error, over that of the mean", "",
+                f"{error / of(NOTHING, inf, 'error'):.2f}", "at most .5", error <= of(NOTHING, inf, "error") / 2,
+            ),
         ]  # fmt: skip
     return tuple(listed)
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Of the mean over cohorts; 0 of one alone."""
+    return stdev(values) / sqrt(len(values)) if len(values) > 1 else 0.0
 
 
 def tables(found: Found, flow: FlowSettings, scale: Mapping[str, Any], hospitals: int) -> str:
@@ -74,26 +93,26 @@ def score_table(found: Found, scale: Mapping[str, Any]) -> str:
         f"brackets the standard error within one by Rubin's rules over {scale['imputations']} imputations of the test patients. "
         f"SVM and random forest ({scale['trees']} trees) on 17 attributes; published scores are of the authors' patients.\n"
     )
-    rows = []
+    rows, both = [], any("loose" in one for one in found.values())
+    loose = ["not truncated"] if both else []
     for (arm, level), one in found.items():
         published = PUBLISHED.get(level, ("", "", "")) if arm in (BEFORE, AS_PUBLISHED) else ("", "", "")
-        published = ORIGINAL if arm == "original" else published
-        loose = one.get("loose", {})
+        published = ORIGINAL if arm == LEAKING else published
         cells = [
             part for name, digits in (("accuracy", 3), ("error", 1))
-            for part in (_score(one, name, digits), _plain(loose, name, digits))
+            for part in (_score(one, name, digits), *([_plain(one.get("loose", {}), name, digits)] if both else []))
         ]  # fmt: skip
         level_text = "∞" if level == inf else f"{level:g}"
         promise = one.get("holds") or guarantee(arm, level)
         rows.append([arm, level_text, promise, *cells, " / ".join(part for part in published if part)])
-    head = ["trained on", "ε", "holds", "accuracy", "not truncated", "mean square error", "not truncated",
+    head = ["trained on", "ε", "holds", "accuracy", *loose, "mean square error", *loose,
             "published: accuracy / truncated / error"]  # fmt: skip
     return f"{words}\n{markdown(head, rows)}"
 
 
 def guarantee(arm: str, level: float) -> str:
     """What is promised of a patient."""
-    if arm == "original" or level == inf:
+    if level == inf:
         return "nothing: no noise"
     if arm == BEFORE:
         return f"nothing: imputed over all patients (claims μ = {MU.get(level, '-')}, δ = .01)"

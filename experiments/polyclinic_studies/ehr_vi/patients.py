@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -35,13 +35,54 @@ from polyclinic.training.density import DensityTask
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Floats
 from polyclinic_studies.cvsim6 import NAMES, TARGETS
-from polyclinic_studies.ehr_flow.cohort import ATTRIBUTES, HYPERTENSIVE, SCHEMA, TRAINING, Cohort, cohort, mean_pressure
+from polyclinic_studies.ehr_flow.cohort import (
+    HYPERTENSIVE,
+    TABLE_1,
+    TABLED,
+    TRAINING,
+    Cohort,
+    Law,
+    cohort,
+    mean_pressure,
+)
 
+#: Bounds, centre and spread of each column, and the share of patients without it.
+_COLUMNS_HERE = {
+    "heart_rate": ((30, 160), 75, 12, 0.0), "systolic_bp": ((50, 220), 120, 20, 0.02),
+    "diastolic_bp": ((30, 150), 80, 12, 0.02), "cardiac_output": ((1, 12), 4.5, 1, 0.08),
+    "systemic_resistance": ((300, 4000), 1550, 350, 0.12), "pulmonary_resistance": ((0, 1000), 160, 60, 0.12),
+    "rv_diastolic": ((-10, 30), 0, 3, 0.10), "rv_systolic": ((0, 100), 35, 13, 0.10),
+    "rvedp": ((-10, 40), 3, 3, 0.20), "aortic_peak_gradient": ((0, 40), 4, 2, 0.30),
+    "mitral_deceleration": ((50, 400), 180, 40, 0.35), "mitral_e_a": ((0.2, 6), 1.5, 0.6, 0.40),
+    "pulmonary_acceleration": ((30, 220), 110, 25, 0.55), "pulmonary_peak_gradient": ((0, 20), 2, 1, 0.50),
+    "ra_pressure": ((-5, 40), 8, 3, 0.08), "lvef": ((0, 100), 50, 8, 0.15),
+    "dpap": ((0, 80), 20, 9, 0.0), "spap": ((0, 80), 35, 13, 0.0),
+    "wedge": ((0, 80), 17, 8, 0.05),
+}  # fmt: skip
+#: Patients near CVSim-6's defaults, around which the paper's priors lie; Table 1's ranges (``TABLE_1``) are not.
+NEAR_DEFAULTS = Law(
+    tuple(
+        replace(a, bounds=bounds, centre=centre, spread=spread, observed=(1 - missing) * TABLED)
+        for a, (bounds, centre, spread, missing) in zip(TABLE_1.attributes, _COLUMNS_HERE.values(), strict=True)
+    ),
+    {
+        "c_l_dia": (0.0, -1.1, 0.1), "c_l_sys": (0.0, 0.25, 0.1), "r_pv": (0.0, 0.9, 0.1), "c_pa": (0.0, -0.5, 0.1),
+        "c_pv": (0.0, -0.2, 0.1), "r_a": (0.0, 0.25, 0.1), "c_a": (0.0, -0.3, 0.1), "v_0_v": (0.0, -0.14, 0.02),
+        "c_r_dia": (0.0, -0.3, 0.1),
+    },
+    thorax=(-4.0, 0.5),
+    illness=((0.0, 0.12), (0.85, 0.25)),
+    echo={
+        "mitral_deceleration": (205.0, -0.018, 0.10), "mitral_e_a": (1.0, 0.045, 0.15),
+        "pulmonary_acceleration": (135.0, -0.02, 0.08),
+    },
+)  # fmt: skip
+SCHEMA = NEAR_DEFAULTS.schema()
 MUS: tuple[float | None, ...] = (None, 6.10, 3.92, 2.45, 1.49)
 MOST = 43
 #: Of a flow's mu squared, what the frequencies of the label have.
 _LABEL = 0.02
-_COLUMNS = tuple(next(a for a in ATTRIBUTES if a.output == target) for target in TARGETS)
+_COLUMNS = tuple(next(a for a in NEAR_DEFAULTS.attributes if a.output == target) for target in TARGETS)
 EIGHT = Schema(
     name="pulmonary-eight",
     columns=tuple(
@@ -92,7 +133,7 @@ class Measured:
 
 def patients() -> Measured:
     """The simulated cohort of 84 patients, by its first seed."""
-    return Measured(cohort())
+    return Measured(cohort(law=NEAR_DEFAULTS))
 
 
 def moments(given: Measured, mu: float | None, seed: int) -> Synthesizer:

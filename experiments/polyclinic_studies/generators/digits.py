@@ -18,10 +18,11 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.synthetic.classifiers import REAL, Judged, transfer
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.plugins import dataset_named
-from polyclinic_studies.generators import stated
+from polyclinic_studies.generators import curves, stated
 from polyclinic_studies.generators.figures import plot_judged, plot_pictures
 from polyclinic_studies.generators.patients import Patients, hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic_studies.generators.pictures import (
+    coverage,
     fit_classifier,
     frechet_distance,
     generate_score,
@@ -31,24 +32,29 @@ from polyclinic_studies.generators.pictures import (
 from polyclinic_studies.generators.transfer_study import read_judged
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.published_games.games import SETTINGS
-from polyclinic_studies.tables import mean, number, spread
+from polyclinic_studies.tables import estimate, mean, number, spread
 
-EPSILON, DELTA, SEEDS = 10.0, 1e-5, 3
-# Accuracy on MNIST at epsilon 10 of a DPGAN with what it lacked (Bie et al. 2023), on another and larger data set.
-MODERN, WITHIN = 0.95, 0.015
-GAME = {"synthesis.baselines": False}
-# Networks of some thousand parameters, as noise grows with the root of their number; and what a processor does in minutes.
-SMALL = {"synthesis.options": "form=table", "rounds": 60}
-GAMES = ("dpgan", "ppgan", "dpgan-paper", "ppgan-paper")
+EPSILON, DELTA, SEEDS = 10.0, 1e-5, 12
+# Accuracy on MNIST at epsilon 10 of a DPGAN with what it lacked (Bie et al. 2023), on another and larger data set; and our goal.
+MODERN, GOAL = 0.95, 0.80
+GAME = {"synthesis.baselines": False, "evaluation.every": 6}
+# PPGAN's Figures 2 to 5 are at these and without noise, which is what the last one all but is.
+EPSILONS = (5.0, 20.0, 1000.0)
+# Seeds of what is neither a game nor at another epsilon.
+FEW = 3
 SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
     "latent": {"model": "latent"},
     "independent": {"model": "independent"},
-    "dpgan": {"model": "dpgan", **SMALL, **GAME},
-    "ppgan": {"model": "ppgan", **SMALL, **GAME},
+    "dpgan": {"model": "dpgan", **GAME},
+    "ppgan": {"model": "ppgan", **GAME},
 }
+CURVES: dict[str, dict[str, Any]] = {
+    curves.at_epsilon(game, epsilon): {"model": game, **GAME, "privacy.epsilon": epsilon}
+    for game in ("dpgan", "ppgan") for epsilon in EPSILONS
+}  # fmt: skip
 QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}
 PAPER: dict[str, dict[str, Any]] = {
     "dpgan, as published": {"model": "dpgan-paper", "privacy.dp": False, **SETTINGS["dpgan-paper"], **GAME},
@@ -68,8 +74,11 @@ class Plan:
     rows: int
 
     def at(self, seed: int) -> list[str]:
-        """The methods of a seed: the games at the first alone, as they take long."""
-        return [one for one in self.methods if seed == self.seeds[0] or self.methods[one]["model"] not in GAMES]
+        """The methods of a seed: the two games at every one, other epsilons at the first, the others at the first few."""
+        return [
+            one for one in self.methods
+            if one in ("dpgan", "ppgan") or seed == self.seeds[0] or (seed < FEW and one not in CURVES)
+        ]  # fmt: skip
 
     def options(self, method: str, seed: int) -> dict[str, Any]:
         """The configuration of one run."""
@@ -89,6 +98,9 @@ class Drawn:
     real_inception: float | None
     agreement: float | None
     frechet: float | None
+    coverage: float | None
+    real_coverage: float | None
+    course: Sequence[tuple[int, float]]
 
 
 def run(asked: Asked, say: Say) -> Findings:
@@ -112,9 +124,11 @@ def pictures(dataset: str, asked: Asked, say: Say) -> Findings:
     found = [_one(parts, chosen, method, seed) for seed in chosen.seeds for method in chosen.at(seed)]
     scores = _generate_scores(found, chosen)
     tables = [
-        f"On held-out pictures; {len(chosen.seeds)} seed(s), mean ± standard deviation. Inception score, Fréchet distance and "
-        "agreement are by a small classifier of real pictures: they compare these rows and nothing else. PPGAN's generate score "
-        f"places a run among these rows, real ones included ({', '.join(scores)}), and is not monotone.\n",
+        f"On held-out pictures; mean ± standard deviation over {len(chosen.seeds)} seed(s) of dpgan and ppgan and the first "
+        f"{min(FEW, len(chosen.seeds))} of the others, one at other epsilons. Inception score, Fréchet distance and agreement "
+        "are by a small classifier of real pictures: they compare these rows and nothing else. Coverage: the share of held-out "
+        "pictures with a generated one about as near as a real one. PPGAN's generate score places a run among these rows, real "
+        f"ones included ({', '.join(scores)}), and is not monotone.\n",
         _table(found, chosen, scores),
         stated.table(SYSTEMS),
         *([stated.guarantees(parts, chosen)] if asked.preset == "paper" else []),
@@ -134,7 +148,7 @@ def plan(dataset: str, asked: Asked) -> Plan:
     else:
         methods = {
             name: {"privacy.epsilon": EPSILON, "privacy.delta": DELTA, **one}
-            for name, one in (QUICK if asked.quick else SOUND).items()
+            for name, one in (QUICK if asked.quick else {**SOUND, **CURVES}).items()
         }
     common: dict[str, Any] = {
         "dataset": dataset,
@@ -174,7 +188,8 @@ def _judge(chosen: Plan, result: Any, method: str, seed: int) -> Any:
     return asdict(Drawn(
         method, seed, result.summary["privacy"]["epsilon"], found[REAL], found[method], inception_score(probabilities),
         inception_score(classifier.probabilities(held)), label_agreement(probabilities, table.y),
-        frechet_distance(classifier.features(held), classifier.features(pixels)),
+        frechet_distance(classifier.features(held), classifier.features(pixels)), coverage(held, pixels),
+        coverage(held, (real.train.x + 1) / 2), curves.course(result),
     ))  # fmt: skip
 
 
@@ -203,7 +218,7 @@ def _table(found: Sequence[Drawn], chosen: Plan, scores: Mapping[str, float | No
             "real pictures",
             "",
             [one.real for one in seeds],
-            [spread([one.real_inception for one in seeds], 2), "0", "1"],
+            [spread([one.real_inception for one in seeds], 2), "0", "1", spread([one.real_coverage for one in seeds])],
         )
     ]
     for method in chosen.methods:
@@ -213,38 +228,51 @@ def _table(found: Sequence[Drawn], chosen: Plan, scores: Mapping[str, float | No
             spread([one.inception for one in own], 2),
             spread([one.frechet for one in own], 1),
             spread([one.agreement for one in own]),
+            spread([one.coverage for one in own]),
         ]
         rows.append(row(method, f"{max(spent):.3g}" if spent else "∞", [one.judged for one in own], rest))
     kinds = [f"{kind.upper()} accuracy" for kind in chosen.classifiers]
     return markdown(
-        ["pictures", "ε", *kinds, "inception score", "Fréchet distance", "label agreement", "generate score"], rows
+        [
+            "pictures",
+            "ε",
+            *kinds,
+            "inception score",
+            "Fréchet distance",
+            "label agreement",
+            "coverage",
+            "generate score",
+        ],
+        rows,
     )
 
 
 def _targets(found: Sequence[Drawn], chosen: Plan, asked: Asked) -> tuple[Target, ...]:
-    best = {method: mean([_best(one) for one in _of(found, method)]) for method in chosen.methods}
-    inception = {method: mean([one.inception for one in _of(found, method)]) for method in chosen.methods}
-
-    def less(values: Mapping[str, float | None], first: str, second: str) -> float | None:
-        a, b = values.get(first), values.get(second)
-        return None if a is None or b is None else a - b
-
-    targets = [
-        Target(
-            "R14", f"{method}: accuracy of the best classifier on real pictures, epsilon {EPSILON:g}", f"{MODERN} on MNIST",
-            number(value), f">= {MODERN - WITHIN:.3f}" if method == "dpgan" else "", None
-            if asked.quick or value is None or method != "dpgan"
-            else value >= MODERN - WITHIN,
-        )
-        for method, value in best.items()
-    ]  # fmt: skip
-    if "ppgan" in chosen.methods:
-        ranks = less(inception, "ppgan", "dpgan")
+    targets = []
+    for method in chosen.methods:
+        best = [value for one in _of(found, method) if (value := _best(one)) is not None]
+        judged = method == "dpgan" and bool(best)
         targets.append(Target(
-            "R14", "ppgan less dpgan, inception score", "above 0, as a figure", number(ranks, 2, signed=True),
-            "above 0: the ranking that PPGAN shows", None if asked.quick or ranks is None else ranks > 0,
+            "R14", f"{method}: accuracy of the best classifier on real pictures, epsilon {epsilon_of(chosen, method)}",
+            f"{MODERN} on MNIST" if judged else "-", estimate(best), f">= {GOAL:.2f}" if judged else "",
+            mean(best) >= GOAL if judged and not asked.quick else None,  # type: ignore[operator]
         ))  # fmt: skip
+    if {"dpgan", "ppgan"} <= set(chosen.methods):
+        for name, of in (("accuracy of the best classifier", _best), ("inception score", lambda one: one.inception)):
+            apart = [
+                (of(b) or 0.0) - (of(a) or 0.0) for a, b in zip(_of(found, "dpgan"), _of(found, "ppgan"), strict=True)
+            ]
+            targets.append(Target(
+                "R14", f"ppgan less dpgan, {name}, pairs of a seed", "above 0, as a figure", estimate(apart),
+                "above 0 by two standard errors: the ranking that PPGAN shows",
+                None if asked.quick else curves.above_nothing(apart),
+            ))  # fmt: skip
     return tuple(targets)
+
+
+def epsilon_of(chosen: Plan, method: str) -> str:
+    """The epsilon of a method's runs, as a word."""
+    return f"{chosen.methods[method].get('privacy.epsilon', 0):g}"
 
 
 def _best(one: Drawn) -> float | None:
@@ -261,11 +289,14 @@ def _figures(parts: Parts, chosen: Plan, found: Sequence[Drawn]) -> dict[str, Fi
         method: synthetic(
             synthesizer_of(parts.run(f"{method}-{seed}", chosen.options(method, seed)), real.layout), 2000, seed
         )[1]
-        for method in methods
-    }
+        for method in methods if method not in CURVES
+    }  # fmt: skip
     shown = {name: ((one.x.reshape(-1, side, side) + 1) / 2, one.y) for name, one in tables.items()}
-    first = [one for one in found if one.seed == seed]
+    first = [one for one in found if one.seed == seed and one.method not in CURVES]
     bars = {"real": first[0].real} | {one.method: one.judged for one in first}
     return {
         "pictures": plot_pictures(shown), "transfer": plot_judged(bars, "accuracy", 0.1), "epsilon": stated.steps_figure(),
+        **curves.figures(
+            {name: [one.course for one in _of(found, name)] for name in methods if chosen.methods[name]["model"] in curves.GAMES}
+        ),
     }  # fmt: skip

@@ -1,120 +1,113 @@
-"""R16: several hospitals against one that holds all their patients, and against the best of them alone.
+"""R16: five hospitals that really differ, against one that holds all their patients, and against the best of them alone.
 
-By ``moments``, whose runs take seconds. Pairs share their simulation of patients; what is compared is what a logistic
-regression learns from the synthetic patients, and whether columns hang together.
+Patients are of ``datasets.unlike``: hospitals differ in size, case mix and rate of events, so that a hospital alone learns of
+other patients than it is judged by. A pair of arms shares its draw of patients and no noise. Whether columns hang together and
+what a logistic regression learns are compared on the held-out patients of all hospitals.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
 
-from polyclinic.ehr.shard import Shard
-from polyclinic.evaluation.synthetic.classifiers import transfer
+from polyclinic.evaluation.synthetic.classifiers import REAL, transfer
 from polyclinic.evaluation.synthetic.columns import correlations
-from polyclinic.experiments import Asked, Target, markdown
+from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.inspection.result import RunResult
-from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
-from polyclinic.privacy.streams import generator
-from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods.moments import Moments
-from polyclinic.synthesis.sums import fit_centrally
-from polyclinic.synthesis.synthesizer import Synthesizer
+from polyclinic_studies.datasets.unlike import SITES
 from polyclinic_studies.generators.patients import Patients, hospitals_of, real_patients, synthesizer_of, synthetic
 from polyclinic_studies.parts import Parts
-from polyclinic_studies.tables import number, spread
+from polyclinic_studies.tables import estimate, number
 
-PAIRS, HOSPITALS = 10, 5
+EPSILON, DELTA, SEEDS = 2.5, 1e-5, 12
 SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
-MEASURES = {"accuracy": "accuracy of logistic regression", "spearman": "correlations, Spearman"}
+POOLED, TOGETHER, APART, ALONE = "one hospital, pooled", "shared noise", "own noise", "best hospital alone"
+MEASURES = {"auroc": "AUROC of logistic regression", "spearman": "correlations, Spearman"}
+#: Full-batch steps, which a secure sum with one noise can be of.
+_STEPS = {"rounds": 20, "training.sample-rate": 1.0, "training.local-steps": 1}
+_FLOW = {"synthesis.options": "transforms=1, hidden=16", "training.optimizer": "sgd", "strategy": "fedadam",
+         "strategy-options": "eta=0.05", "training.learning-rate": 1.0}  # fmt: skip
+METHODS: dict[str, dict[str, Any]] = {
+    "moments": {"model": "moments"},
+    "latent": {"model": "latent"},
+    "marginals": {"model": "marginals", "synthesis.options": "algorithm=mst, bins=4"},
+    "maf": {"model": "maf", **_STEPS, **_FLOW},
+    "gan": {"model": "gan", "synthesis.baselines": False, **_STEPS},
+    # Each hospital's own moments, never added up: it has noise of each hospital's own alone.
+    "mixture": {"model": "mixture"},
+}
+QUICK = ("moments", "mixture")
 Measured = dict[str, float]
 
 
-@dataclass(frozen=True)
-class Federated:
-    """What was found, as the experiment shows it."""
-
-    config: Mapping[str, Any]
-    targets: tuple[Target, ...]
-    table: str
-    results: Mapping[str, Any]
-
-
-def federation(parts: Parts, asked: Asked, common: Mapping[str, Any]) -> Federated:
-    """Five IID hospitals with shared noise, with noise of their own, and one pooled, at equal epsilon; and sites that differ.
-
-    common: dataset, epsilon and delta.
-    """
-    pairs = 2 if asked.quick else PAIRS
-    sites = asked.hospitals or (3 if asked.quick else HOSPITALS)
-    base = {**common, "task": "synthesis", "synthesis.quality": False, "model": "moments"}
-    arms: dict[str, dict[str, Any]] = {
-        "one hospital, pooled": {**base, "partitioner": "iid", "sites": 1},
-        "IID hospitals, shared noise": {**base, "partitioner": "iid", "sites": sites, **SHARED},
-        "IID hospitals, own noise": {**base, "partitioner": "iid", "sites": sites},
-        "hospitals that differ, shared noise": {**base, "partitioner": "natural", "sites": sites, **SHARED},
-        "hospitals that differ, own noise": {**base, "partitioner": "natural", "sites": sites},
-    }
-    found: dict[str, list[Measured]] = {name: [] for name in (*arms, "best hospital alone")}
-    for seed in range(pairs):
-        for name, options in arms.items():
-            own = {**options, "seed": seed}
-            part = f"{name}-{seed}"
-            result = parts.run(f"federation/{part}", own)
-            found[name].append(
-                parts.answer(f"federation/{part}", {"run": result.path.name}, partial(_of_run, result, own))
-            )
-        own = {**arms["hospitals that differ, own noise"], "seed": seed}
-        found["best hospital alone"].append(
-            parts.answer(f"federation/alone-{seed}", own, partial(_best_alone, own, seed))
-        )
-        parts.say(f"federation: pair {seed + 1} of {pairs}")
-    return Federated(
-        {"pairs": pairs, "sites": sites, "arms": arms}, _targets(found, asked), _table(found, sites), {"pairs": found}
-    )
+def run(asked: Asked, say: Say) -> Findings:
+    """The experiment into ``asked.out``; ``quick``: two draws of two methods."""
+    parts, draws = Parts(asked.out, say), asked.seeds or (2 if asked.quick else SEEDS)
+    methods = asked.chosen({name: METHODS[name] for name in QUICK} if asked.quick else METHODS)
+    found: dict[str, dict[str, list[Measured]]] = {method: {} for method in methods}
+    real: list[Measured] = []
+    for draw in range(draws):
+        patients = real_patients(hospitals_of(_options({}, draw)))
+        real.append(parts.answer(f"real-{draw}", {}, partial(_learnt, patients)))
+        for method, options in methods.items():
+            for arm, measured in _arms(parts, patients, method, options, draw).items():
+                found[method].setdefault(arm, []).append(measured)
+        say(f"draw {draw + 1} of {draws}")
+    config = {"draws": draws, "epsilon": EPSILON, "delta": DELTA, "hospitals": SITES, "methods": dict(methods)}
+    targets = _targets(found, asked.quick)
+    return Findings(config, targets, {"real": real, "draws": found}, _table(real, found))
 
 
-def measured(real: Patients, synthesizer: Synthesizer, seed: int) -> Measured:
-    """Accuracy on all held-out patients and the correlations' rank correlation."""
-    table = synthetic(synthesizer, len(real.train.y), seed)[1]
+def _options(keys: Mapping[str, Any], draw: int, hospital: int = 0, arm: int = 0) -> dict[str, Any]:
+    """The configuration of a run on all hospitals of a draw or, from 1 on, on one; each arm has noise of its own."""
+    alone = f"_{hospital}" if hospital else ""
+    return {
+        "dataset": f"polyclinic_studies.datasets.unlike:draw_{draw}{alone}", "sites": 1 if hospital else SITES,
+        "task": "synthesis", "partitioner": "natural", "synthesis.quality": False, "privacy.epsilon": EPSILON,
+        "privacy.delta": DELTA, "seed": 1000 * arm + draw, **keys,
+    }  # fmt: skip
+
+
+def _arms(parts: Parts, patients: Patients, method: str, keys: Mapping[str, Any], draw: int) -> dict[str, Measured]:
+    def measured(arm: str, options: Mapping[str, Any]) -> Measured:
+        part = f"{method}, {arm}-{draw}"
+        result = parts.run(part, options)
+        answer: Measured = parts.answer(part, {"run": result.path.name}, partial(_measured, patients, result, draw))
+        return answer
+
+    arms = {POOLED: measured(POOLED, _options({**keys, "partitioner": "iid", "sites": 1}, draw, arm=1))}
+    if method != "mixture":
+        arms[TOGETHER] = measured(TOGETHER, _options({**keys, **SHARED}, draw, arm=2))
+    arms[APART] = measured(APART, _options(keys, draw, arm=3))
+    if method != "mixture":
+        alone = [
+            measured(f"hospital {one} alone", _options(keys, draw, one, arm=3 + one)) for one in range(1, SITES + 1)
+        ]
+        arms[ALONE] = {measure: max(one[measure] for one in alone) for measure in MEASURES}
+    return arms
+
+
+def _learnt(patients: Patients) -> Measured:
+    return _judged(patients, patients.train.x, patients.train.y)
+
+
+def _measured(patients: Patients, result: RunResult, draw: int) -> Measured:
+    table = synthetic(synthesizer_of(result, patients.layout), len(patients.train.y), draw)[1]
+    return _judged(patients, table.x, table.y)
+
+
+def _judged(patients: Patients, x: Any, y: Any) -> Measured:
+    """AUROC on all hospitals' held-out patients, and the correlations' rank correlation with the real ones."""
     judged = transfer(
-        (real.train.x, real.train.y), {"synthetic": (table.x, table.y)}, (real.test.x, real.test.y), seed=seed, resamples=1,
+        (patients.train.x, patients.train.y), {"rows": (x, y)}, (patients.test.x, patients.test.y), seed=0, resamples=1,
         classifiers=("lr",),
-    )["synthetic"]["lr"]  # fmt: skip
-    rank = correlations(real.train.x, table.x).spearman
-    return {"accuracy": judged.scores["accuracy"].value or 0.0, "spearman": rank or 0.0}
-
-
-def _of_run(result: RunResult, options: Mapping[str, Any]) -> Measured:
-    real = real_patients(hospitals_of(options))
-    return measured(real, synthesizer_of(result, real.layout), int(options["seed"]))
-
-
-def _best_alone(options: Mapping[str, Any], seed: int) -> Measured:
-    """Of each measure the best hospital's, each by the same method on its own patients at the same epsilon."""
-    shards = hospitals_of(options)
-    real = real_patients(shards)
-    alone = [
-        measured(
-            real,
-            _alone(shard, real.layout, float(options["privacy.epsilon"]), float(options["privacy.delta"]), seed),
-            seed,
-        )
-        for shard in shards
-    ]
-    return {measure: max(one[measure] for one in alone) for measure in MEASURES}
-
-
-def _alone(shard: Shard, layout: Layout, epsilon: float, delta: float, seed: int) -> Synthesizer:
-    # Two releases of equal noise: the classes, and the sum.
-    noise = calibrate_noise_multiplier(epsilon, delta, lambda multiplier: gaussian_event(multiplier, 2))
-    rows = shard.train
-    z = layout.rows(rows.x, rows.y)
-    return fit_centrally(Moments(layout), z, rows.patient, rows.patients, noise, generator(seed, "alone", shard.site))
+    )  # fmt: skip
+    assert REAL in judged
+    auroc = judged["rows"]["lr"].scores["auroc"].value
+    return {"auroc": 0.5 if auroc is None else auroc, "spearman": correlations(patients.train.x, x).spearman or 0.0}
 
 
 def errors_apart(a: Sequence[float], b: Sequence[float]) -> float:
@@ -124,35 +117,39 @@ def errors_apart(a: Sequence[float], b: Sequence[float]) -> float:
     return fmean(apart) / error if error else 0.0
 
 
-def _targets(found: Mapping[str, list[Measured]], asked: Asked) -> tuple[Target, ...]:
-    def apart(first: str, second: str, measure: str) -> float:
-        return errors_apart(*([one[measure] for one in found[name]] for name in (first, second)))
+def _values(arms: Mapping[str, list[Measured]], arm: str, measure: str) -> list[float]:
+    return [one[measure] for one in arms[arm]]
 
-    pooled, tell = "one hospital, pooled", not asked.quick
+
+def _targets(found: Mapping[str, Mapping[str, list[Measured]]], quick: bool) -> tuple[Target, ...]:
+    """Of each method that shares noise; no verdict from fewer than ``SEEDS`` draws."""
     targets = []
-    for measure, words in MEASURES.items():
-        shared = apart("IID hospitals, shared noise", pooled, measure)
-        targets.append(Target(
-            "R16", f"IID hospitals with shared noise less one pooled: {words}, in standard errors", "-",
-            number(shared, 2, signed=True), "within 2", abs(shared) <= 2 if tell else None,
-        ))  # fmt: skip
-        local = apart("IID hospitals, shared noise", "IID hospitals, own noise", measure)
-        targets.append(Target(
-            "R16", f"shared noise less own noise: {words}, in standard errors", "-", number(local, 2, signed=True), ">= 0",
-            local >= 0 if tell else None,
-        ))  # fmt: skip
-        for kind in ("shared", "own"):
-            best = apart(f"hospitals that differ, {kind} noise", "best hospital alone", measure)
-            targets.append(Target(
-                "R16", f"hospitals that differ, {kind} noise, less the best alone: {words}, in standard errors", "-",
-                number(best, 2, signed=True), "> 0", best > 0 if tell else None,
-            ))  # fmt: skip
+    for method, arms in found.items():
+        if TOGETHER not in arms or len(arms[POOLED]) < 2:
+            continue
+        tells = not quick and len(arms[POOLED]) >= SEEDS
+        for measure, words in MEASURES.items():
+            for arm, other, goal in ((TOGETHER, POOLED, "within 2"), (TOGETHER, ALONE, "> 2"), (APART, ALONE, "> 2")):
+                apart = errors_apart(_values(arms, arm, measure), _values(arms, other, measure))
+                met = abs(apart) <= 2 if other == POOLED else apart > 2
+                targets.append(Target(
+                    "R16", f"{method}: {arm} less {other}: {words}, in standard errors", "-", number(apart, 1, signed=True), goal,
+                    met if tells else None,
+                ))  # fmt: skip
     return tuple(targets)
 
 
-def _table(found: Mapping[str, list[Measured]], sites: int) -> str:
-    rows = [
-        [name, *(spread([one[measure] for one in runs], 4) for measure in MEASURES)] for name, runs in found.items()
-    ]
-    words = f"Federation: {sites} hospitals, moments, paired simulations, mean ± standard deviation.\n\n"
-    return words + markdown(["who", *MEASURES.values()], rows)
+def _table(real: Sequence[Measured], found: Mapping[str, Mapping[str, list[Measured]]]) -> str:
+    rows = [["real patients", "", *(estimate([one[measure] for one in real]) for measure in MEASURES), ""]]
+    for method, arms in found.items():
+        for arm, draws in arms.items():
+            less = [one["auroc"] - other["auroc"] for one, other in zip(draws, arms[POOLED], strict=True)]
+            rows.append([
+                method, arm, *(estimate([one[measure] for one in draws]) for measure in MEASURES),
+                "" if arm == POOLED else estimate(less, signed=True),
+            ])  # fmt: skip
+    words = (
+        f"{SITES} hospitals that differ in size, case mix and rate of events, {len(real)} draws, ε = {EPSILON:g} for each "
+        "patient in every arm; mean ± standard error. The best hospital alone is chosen by its score, of each measure anew.\n\n"
+    )
+    return words + markdown(["method", "arm", *MEASURES.values(), "AUROC less pooled, pairs"], rows)

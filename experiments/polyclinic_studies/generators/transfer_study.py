@@ -208,6 +208,19 @@ def means_table(found: Sequence[Found], published: Sequence[Sequence[str]] = ())
     return markdown(["mean of", *columns], rows)
 
 
+def importance_table(found: Sequence[Found], published: Sequence[Sequence[str]] = ()) -> str:
+    """Spearman of what classifiers weigh, learned from synthetic and from real patients, below what was published; mean and
+    standard error over seeds. Classifiers without weights are left out."""
+    kinds = [kind for kind, judged in found[0].judged.items() if judged.importance is not None]
+    methods = dict.fromkeys(one.method for one in found)
+    rows = [list(row) for row in published]
+    rows += [
+        [method, *(estimate([one.judged[kind].importance for one in of(found, method)]) for kind in kinds)]
+        for method in methods
+    ]
+    return markdown(["weights, Spearman", *(CLASSIFIERS[kind] for kind in kinds)], rows)
+
+
 def epsilon(found: Sequence[Found]) -> str:
     """The largest over seeds; infinite where a run had no privacy."""
     spent = [one.epsilon for one in found]

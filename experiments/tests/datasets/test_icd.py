@@ -12,7 +12,7 @@ from polyclinic.ehr.datasets import load_shards, mimic
 from polyclinic.ehr.encoding import encode
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_named
-from polyclinic_studies.datasets import icd
+from polyclinic_studies.datasets import icd, icd_demos
 
 ICD = dataset_named("icd")
 TABLE = icd.generate_icd(5, 20000, 0)
@@ -25,9 +25,8 @@ def test_the_vocabulary_is_1071_categories_of_the_public_dictionary() -> None:
     kinds = {kind: sum(code[0] == kind for code in icd.CODES) for kind in "VE"}
     assert kinds == {"V": 90, "E": 53}
     assert set(icd.DEADLY) <= set(icd.CODES)
-    named = {name for _, _, factors in icd.CLASSES.values() for name in factors}
-    assert named <= {icd.chapter(code) for code in icd.CODES} | set(icd.CODES), "every factor is of something"
-    assert sum(share for share, _, _ in icd.CLASSES.values()) == pytest.approx(1.0)
+    named = set(icd.LINKS) | {code for later in icd.LINKS.values() for code in later}
+    assert named <= set(icd.CODES), "every link is of two categories"
 
 
 @pytest.mark.parametrize(("code", "chapter"), [("001", "infections"), ("428", "circulatory"), ("999", "injury"),
@@ -37,24 +36,36 @@ def test_chapters(code: str, chapter: str) -> None:
 
 
 def test_frequencies_fall_with_the_rank_and_are_the_generators() -> None:
-    share = np.array([share for share, _, _ in icd.CLASSES.values()])
-    overall = np.sort(share @ icd.frequencies())[::-1]
+    overall = np.sort(icd.frequencies())[::-1]
     rank = np.arange(1071)
     assert overall == pytest.approx(icd.COMMONEST * ((1 + icd.OFFSET) / (rank + 1 + icd.OFFSET)) ** icd.ZIPF)
     found = HELD.mean(axis=0)
     assert found.max() == found[PLACE["401"]] and 0.25 < found.max() < 0.45
     assert 100 < (found > 0.01).sum() < 220 and (found > 0).sum() > 900
-    rarer = np.argsort(-(share @ icd.frequencies()))[100:400]
-    assert np.corrcoef(np.log(found[rarer] + 1e-5), np.log((share @ icd.frequencies())[rarer]))[0, 1] > 0.8
+    rarer = np.argsort(-icd.frequencies())[100:400]
+    assert np.corrcoef(np.log(found[rarer] + 1e-5), np.log(icd.frequencies()[rarer]))[0, 1] > 0.8
+
+
+def test_every_category_follows_from_earlier_ones_alone() -> None:
+    made = icd.network()
+    number = {place: at for at, place in enumerate(made.order)}
+    assert sorted(made.order) == list(range(1071)) and icd.CODES[made.order[0]] == "V30"
+    for place in made.order:
+        assert all(number[cause] < number[place] for cause in made.causes[place].tolist())
+        assert len(set(made.causes[place].tolist())) == len(made.factors[place])
+    for cause, later in icd.LINKS.items():
+        for code, factor in later.items():
+            at = made.causes[PLACE[code]].tolist().index(PLACE[cause])
+            assert made.factors[PLACE[code]][at] == factor
 
 
 def test_no_patient_has_more_codes_than_the_limit() -> None:
     number = HELD.sum(axis=1)
-    assert number.max() == icd.MOST_CODES and 8.0 < number.mean() < 10.0
+    assert number.max() == icd.MOST_CODES and 7.0 < number.mean() < 10.0
     assert number.std() > 1.5 * np.sqrt((HELD.mean(axis=0) * (1 - HELD.mean(axis=0))).sum()), "wider than independent"
 
 
-def test_codes_of_a_class_occur_together() -> None:
+def test_codes_of_a_chain_occur_together() -> None:
     def lift(first: str, second: str) -> float:
         a, b = HELD[:, PLACE[first]], HELD[:, PLACE[second]]
         return float((a & b).mean() / (a.mean() * b.mean()))
@@ -87,3 +98,12 @@ def test_any_number_of_hospitals_that_differ() -> None:
     for sites, patients, seed in ((0, 10, 0), (11, 10, 0), (2, 10, -1)):
         with pytest.raises(ConfigError):
             icd.generate_icd(sites, patients, seed)
+
+
+def test_codes_of_the_two_demos_are_one_row_a_patient_of_the_public_vocabulary() -> None:
+    records = icd_demos.load()
+    assert len(records) == records["patient"].nunique() == icd_demos.DATASET.patients
+    assert set(records["site"]) == {"mimic", "eicu"} and (records["site"] == "mimic").sum() == 100
+    sets = records["diagnoses"].str.split(";")
+    assert sets.explode().isin(mimic.CODES).all() and (sets.str.len() > 0).all()
+    assert encode(records, icd_demos.SCHEMA).x.shape == (len(records), 1234)

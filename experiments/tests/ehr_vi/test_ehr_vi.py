@@ -11,8 +11,8 @@ from scipy.interpolate import RectBivariateSpline
 from polyclinic.experiments import Asked, reproduce
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.cvsim6.two_parameters import Grid, Pair, log_likelihood
-from polyclinic_studies.ehr_flow.cohort import TRAINING, cohort
-from polyclinic_studies.ehr_vi.patients import EIGHT, MOST, PUBLIC, Measured, moments
+from polyclinic_studies.ehr_flow.cohort import TRAINING
+from polyclinic_studies.ehr_vi.patients import EIGHT, MOST, PUBLIC, moments, patients
 from polyclinic_studies.ehr_vi.table5 import summaries
 
 EIGHT_OUTPUTS = 8
@@ -61,7 +61,7 @@ def test_the_grid_closes_in_on_a_narrow_posterior(width: float) -> None:
 
 
 def test_hypertensive_patients_of_training_are_chosen_and_only_their_truth_counts() -> None:
-    given = Measured(cohort())
+    given = patients()
     training = given.whole.records.iloc[:TRAINING]
     ill = training["hypertensive"].to_numpy() == 1
     assert 10 < len(given.records) == ill.sum() <= MOST

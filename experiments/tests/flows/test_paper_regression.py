@@ -1,6 +1,9 @@
 """The paper's regression: published standard deviations, an exact posterior, intervals that cover."""
 
+import os
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -26,6 +29,16 @@ def test_standard_deviations_and_correlations_are_those_published() -> None:
     assert found.deviations * np.sqrt(10) == pytest.approx(PUBLISHED, rel=0.03)
     assert found.correlations == pytest.approx(PUBLISHED_CORRELATIONS, abs=0.03)
     assert abs((found.mean - TRUTH) / found.deviations).max() < 3.5
+
+
+@pytest.mark.skipif("DPNF_DATA_REG" not in os.environ, reason="DPNF_DATA_REG names no file of the paper's records")
+def test_estimates_of_the_papers_own_records_are_those_published() -> None:
+    """R1 as it is stated, on ``data_reg.txt``: a line a record, x1 to x4 and five measurements; it has no licence."""
+    table = pd.read_csv(os.environ["DPNF_DATA_REG"], sep=r"[\s,;]+", engine="python", header=None).to_numpy(dtype=float)
+    found = maximum_likelihood(MODEL, records_of(table), START)
+    assert found.mean == pytest.approx([0.1581, 1.0022, 0.8262, -1.1909, 0.6088], abs=2e-4)
+    assert found.deviations == pytest.approx(PUBLISHED, rel=0.02)
+    assert found.correlations == pytest.approx(PUBLISHED_CORRELATIONS, abs=0.005)
 
 
 def test_the_mean_of_the_measurements_says_all_that_five_of_them_do() -> None:

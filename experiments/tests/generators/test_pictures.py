@@ -10,6 +10,7 @@ from sklearn.datasets import load_digits
 from polyclinic.errors import DataError
 from polyclinic_studies.generators.pictures import (
     PictureClassifier,
+    coverage,
     fit_classifier,
     frechet_distance,
     generate_score,
@@ -102,3 +103,14 @@ def test_bad_pictures_are_refused(digits: tuple[np.ndarray, np.ndarray, PictureC
         judge.features(np.full((2, 8, 8), np.nan))
     with pytest.raises(DataError, match="0..K-1"):
         fit_classifier(pictures[labels > 0], labels[labels > 0])
+
+
+def test_coverage_falls_with_every_mode_that_is_left_out() -> None:
+    rng = np.random.default_rng(0)
+    centres = 10.0 * np.eye(4, 9)
+    real = np.concatenate([centre + rng.normal(size=(50, 9)) for centre in centres])
+    for modes in (1, 2, 4):
+        drawn = np.concatenate([centre + rng.normal(size=(200, 9)) for centre in centres[:modes]])
+        assert coverage(real, drawn) == pytest.approx(modes / 4, abs=0.03)
+    assert coverage(real, np.repeat(real[:1], 100, axis=0)) < 0.125  # less than half of its own mode
+    assert coverage(real[:5], real) is None

@@ -23,9 +23,6 @@ def reproduce(
     method: Annotated[
         list[str] | None, typer.Option(help="Only this method, by its name in the table; repeatable.")
     ] = None,
-    federation: Annotated[
-        bool, typer.Option("--federation", help="sprint: also several hospitals against one, and alone.")
-    ] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of results; reproduced/NAME by default.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -51,7 +48,7 @@ def reproduce(
         )
         return
     folder = out or Path("reproduced") / (f"{name}-quick" if quick else name)
-    asked = Asked(folder, preset, quick, hospitals, seeds, federation, tuple(method or ()))
+    asked = Asked(folder, preset, quick, hospitals, seeds, tuple(method or ()))
     progress = console(as_json=True)
     with json_alone(as_json):
         result = run(name, asked, lambda line: progress.print(line, style="dim", soft_wrap=True))

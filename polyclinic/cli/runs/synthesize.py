@@ -23,7 +23,12 @@ def synthesize(
     out: Annotated[
         Path | None, typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.")
     ] = None,
-    sets: Annotated[int, typer.Option(help="How many independent tables: FILE-01, FILE-02, ...")] = 1,
+    sets: Annotated[
+        int,
+        typer.Option(
+            help="How many independent tables: FILE-01, FILE-02, ...; of marginals each of a model drawn anew."
+        ),
+    ] = 1,
     seed: Annotated[int, typer.Option(help="The same seed draws the same rows.")] = 0,
     condition: Annotated[
         list[str] | None,

@@ -36,11 +36,11 @@ _OF_METHOD: dict[str, dict[str, Any]] = {"moments": {"rounds": 2}, "latent": {"r
 _OF_GAME = {
     "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),
     "acgan": _usual(200, sample_rate=0.1, local_steps=5, learning_rate=0.2, momentum=0.5, weight_decay=0.01),
-    "dpgan": _usual(300, sample_rate=0.1, local_steps=10, learning_rate=5e-4, optimizer="adam"),
-    "ppgan": _usual(300, sample_rate=0.1, local_steps=5, learning_rate=0.05),
+    "dpgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
+    "ppgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=2.0, weight_decay=0.025),
     "wgan": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="rmsprop"),
     "wgan-gp": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="adam"),
-    "medgan": _usual(300, sample_rate=0.1, local_steps=10, learning_rate=5e-4, optimizer="adam"),
+    "medgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
 }
 _OF_FLOW = _usual(20, local_steps=10, sample_rate=0.3, optimizer="adam", learning_rate=0.02)
 #: All tables of this task's own defaults.

@@ -243,6 +243,15 @@ SYNTHESIS = """{% if synthesis %}
 <p>This run's result draws synthetic patients by the method <code>{{ synthesis.method }}</code>.
 {% if synthesis.finished %}<code>polyclinic synthesize</code> writes as many as are wanted, with a certificate; drawing them costs
 no further privacy.{% else %}It stopped before anything could be drawn.{% endif %}</p>
+{% if synthesis.measured_together %}
+<p>Of several sets (<code>--sets 20</code>) each is of a model drawn anew, so that intervals by rule <code>full</code> count
+sampling and the noise of privacy. They hold for analyses of columns that were measured together, of which there are
+{{ synthesis.measured_together | length }} pairs. How other columns depend on each other the model makes up.</p>
+<details><summary>Pairs that were measured together</summary>
+<p>{% for pair in synthesis.measured_together %}
+{{ pair[0] }} and {{ pair[1] }}{% if not loop.last %}; {% endif %}{% endfor %}.</p>
+</details>
+{% endif %}
 {% if synthesis.guarantee %}<div class="notice warn"><p><strong>What this method guarantees.</strong>
 {{ synthesis.guarantee }}</p></div>{% endif %}
 {% if judged %}

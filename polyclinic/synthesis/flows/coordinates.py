@@ -1,7 +1,8 @@
 """What stands before a flow: rows of a layout as numbers with a density, and back.
 
-0/1 and whole numbers are spread over their cell by uniform noise (Theis et al. 2016), and a missing number is drawn from the
-standard normal, beside an indicator that says so: a function of the public schema and of noise, row by row.
+0/1 and whole numbers are spread over their cell by uniform noise (Theis et al. 2016), and a missing cell is drawn from what a
+public law says of it given the record's others (``fills``), beside an indicator that says so: a function of the public schema,
+of that law and of noise, row by row.
 """
 
 from __future__ import annotations
@@ -11,30 +12,44 @@ from functools import cached_property
 
 import numpy as np
 
+from polyclinic.synthesis.flows.fills import Law, Laws, filled
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats
 
-_LOG_ROOT = 0.5 * np.log(2 * np.pi)
 # How far the logistic map of bounds stays from its ends, as a share of the range.
 _MARGIN = 0.01
 
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """(n, D) rows z to (n, D) numbers v: 0/1 become -2..0 or 0..2, numbers stay as they are, the label stays one-hot.
+    """(n, D) rows z to (n, V) numbers v: 0/1 become -2..0 or 0..2, numbers stay as they are, the label stays one-hot.
 
     bounded: numbers go through the logistic map of their public bounds, whose slope is 1 at the schema's centre, so that what is
-    drawn keeps within them. spread: the share of its cell, around the middle, that the noise of a 0 or 1 fills.
+    drawn keeps within them. spread: the share of its cell, around the middle, that the noise of a 0 or 1 fills. complete: v has
+    no indicators, and rows that v stands for have no missing cells; V is then D less the indicators, otherwise D.
     """
 
     layout: Layout
     bounded: bool = False
     spread: float = 1.0
+    complete: bool = False
 
-    def drawn(self, z: Floats, rng: np.random.Generator) -> tuple[Floats, Floats]:
-        """(n, D) v of rows ``z``, and (n,) the log-density of the noise less the log of the change of volume.
+    @property
+    def width(self) -> int:
+        """V."""
+        return self.features + self.layout.classes
 
-        The mean over draws of density(v) / exp(second) is the density of z: of a density for numbers and a chance for the rest.
+    @property
+    def features(self) -> int:
+        """The numbers of v before its label."""
+        return self.layout.features if self.complete else self._last
+
+    def drawn(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
+        """(n, V) v of rows ``z``, and (n,) the log-density of the noise less the log of the change of volume.
+
+        laws: of the classes of rows with missing cells, of v before its label; standard normal if there are none. The mean over
+        draws of density(v) / exp(second) is the density of z, with ``complete`` of its cells that are there: of a density for
+        numbers and a chance for the rest.
         """
         n = len(z)
         uniform, normal = rng.random((n, self._last)), rng.standard_normal((n, self._last))
@@ -45,14 +60,30 @@ class Coordinates:
         spread = spread + np.where(numbers, 0.0, self.spread * (2 * uniform - 1))
         log_noise = -np.log(np.where(step > 0, step, 1.0)) * np.ones((n, 1))
         mapped, log_slope = self._forth(spread)
-        # The noise of a missing number is normal where the flow sees it; that of a missing bit is uniform over both cells.
-        v = np.where(absent & numbers, normal, np.where(absent, 4 * uniform - 2, mapped))
-        log_noise = np.where(absent & numbers, -0.5 * normal**2 - _LOG_ROOT, log_noise - log_slope)
-        log_noise = np.where(absent & ~numbers, -np.log(4.0), log_noise)
-        return np.concatenate([v, z[:, self._last :]], axis=1), log_noise.sum(1)
+        v, log_noise = np.where(absent, 0.0, mapped), np.where(absent, 0.0, log_noise - log_slope)
+        free, (low, high) = self.features, self.limits
+        labels, absent = self.layout.labels(z), absent[:, :free]
+        if laws is None:
+            standard = Law(np.zeros(free), np.eye(free))
+            laws = {int(label): standard for label in np.unique(labels)}
+        v, log_fill = filled(v[:, :free], absent, labels, laws, normal[:, :free], low, high)
+        return np.concatenate([v, z[:, self._last :]], axis=1), log_noise[:, :free].sum(1) + log_fill
+
+    def missing(self, z: Floats) -> Bools:
+        """(n,) whether a row has a cell that is missing and is no category."""
+        return np.asarray(self._absent(z).any(axis=1))
+
+    @cached_property
+    def limits(self) -> tuple[Floats, Floats]:
+        """(features,) the least and the largest number that a record's v may have: its public bounds, and the ends of a cell."""
+        low, high = (bound[None, : self._last] for bound in self.layout.bounds)
+        ends = (np.where(self._numbers, self._forth(bound)[0], end)[0] for bound, end in ((low, -2.0), (high, 2.0)))
+        first, last = (end[: self.features] for end in ends)
+        return first, last
 
     def rows(self, v: Floats) -> Floats:
         """(n, D) rows z that numbers v stand for: each bit and whole number the one in whose cell it lies."""
+        v = self._with_indicators(v)
         z = np.array(v, dtype=np.float64)
         last, numbers = self._last, self._numbers
         low, high = (bound[:last] for bound in self.layout.bounds)
@@ -71,11 +102,17 @@ class Coordinates:
 
     def inside(self, v: Floats) -> Bools:
         """(n,) whether all numbers of ``v`` are within their public bounds, a whole number's cell included."""
+        v = self._with_indicators(v)
         z = self._back(np.asarray(v[:, : self._last], dtype=np.float64))
         low, high = (bound[: self._last] for bound in self.layout.bounds)
         room = self._steps / 2
-        within = ~self._numbers | ((z >= low - room) & (z <= high + room)) | self._absent(self.rows(v))
+        within = ~self._numbers | ((z >= low - room) & (z <= high + room)) | self._absent((v > 0).astype(np.float64))
         return np.asarray(within.all(axis=1), dtype=bool)
+
+    def _with_indicators(self, v: Floats) -> Floats:
+        """(n, D): ``complete`` numbers beside indicators that are off."""
+        off = np.full((len(v), self._last - self.features), -1.0)
+        return np.concatenate([v[:, : self.features], off, v[:, self.features :]], axis=1)
 
     @cached_property
     def _last(self) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.models.flows import KINDS, ConditionalFlow, flow
 from polyclinic.models.tabular import filled
 from polyclinic.synthesis.flows.coordinates import Coordinates
+from polyclinic.synthesis.flows.fills import Laws, law_of
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats
 
@@ -21,10 +23,12 @@ from polyclinic.types import Arrays, Floats
 class Recipe:
     """A flow of the features given the label; ``layers`` of ``hidden`` units in each of its ``transforms``.
 
+    layers: without any, a "maf" of one transform is a normal law of each class.
     ema: what of the average over rounds stays each round, from which rows are drawn; 0 draws from the newest.
     redraw: a row with a number beyond its public bounds is drawn again, where otherwise the number moves to the bound.
     base: (F,) mean and (F, F) lower root of the covariance of the flow's base, public; standard normal where there is none.
     spread: the share of its cell that the noise of a 0 or 1 fills.
+    complete: the flow is of patients without missing cells; which cells are missing is not learnt, and none is in what is drawn.
     """
 
     layout: Layout
@@ -39,10 +43,16 @@ class Recipe:
     redraw: bool = False
     base: tuple[Floats, Floats] | None = None
     spread: float = 1.0
+    complete: bool = False
+
+    @property
+    def width(self) -> int:
+        """The numbers of a row as the flow sees it, its label included."""
+        return self.coordinates.width
 
     def module(self) -> ConditionalFlow:
-        """A new flow, (n, D) to (n, 1) minus log-densities."""
-        features = self.layout.width - self.layout.classes
+        """A new flow, (n, width) to (n, 1) minus log-densities."""
+        features = self.coordinates.features
         widths = (self.hidden,) * self.layers
         mean, root = (torch.from_numpy(part).float() for part in self.base_or_standard)
         made = flow(self.name, features, self.layout.classes, self.transforms, widths, self.bins, self.activation)
@@ -51,7 +61,7 @@ class Recipe:
     @property
     def base_or_standard(self) -> tuple[Floats, Floats]:
         """The base's mean and root."""
-        features = self.layout.width - self.layout.classes
+        features = self.coordinates.features
         return self.base or (np.zeros(features), np.eye(features))
 
     def filled(self, arrays: Arrays) -> ConditionalFlow:
@@ -61,7 +71,18 @@ class Recipe:
     @property
     def coordinates(self) -> Coordinates:
         """What stands before the flow."""
-        return Coordinates(self.layout, self.bounded, self.spread)
+        return Coordinates(self.layout, self.bounded, self.spread, self.complete)
+
+    def laws(self, flow: ConditionalFlow, classes: Iterable[int]) -> Laws:
+        """Of each of ``classes``, the normal law with the mean and the covariance of ``flow``, in double precision."""
+        places = self.coordinates
+
+        def inverse(label: int, base: Floats) -> Floats:
+            context = torch.eye(self.layout.classes, dtype=torch.float64)[label].expand(len(base), -1)
+            drawn: Floats = flow.drawn(torch.from_numpy(base), context).numpy()
+            return drawn
+
+        return {k: law_of(partial(inverse, k), places.features, *places.limits) for k in map(int, classes)}
 
     def options(self) -> dict[str, Any]:
         """What ``make`` needs to make the recipe again, as JSON."""
@@ -111,11 +132,12 @@ def _any(value: Any) -> bool:
 OPTIONS: Mapping[str, tuple[Callable[[Any], Any], Callable[[Any], bool], str]] = {
     "transforms": (_whole, lambda v: 1 <= v <= 50, "a whole number from 1 to 50"),
     "hidden": (_whole, lambda v: 1 <= v <= 4096, "a whole number from 1 to 4096"),
-    "layers": (_whole, lambda v: 1 <= v <= 10, "a whole number from 1 to 10"),
+    "layers": (_whole, lambda v: 0 <= v <= 10, "a whole number from 0 to 10"),
     "bins": (_whole, lambda v: 2 <= v <= 64, "a whole number from 2 to 64"),
     "activation": (str, lambda v: v in ("relu", "tanh", "elu"), "relu, tanh or elu"),
     "bounded": (_truth, _any, "true or false"),
     "redraw": (_truth, _any, "true or false"),
+    "complete": (_truth, _any, "true or false"),
     "ema": (float, lambda v: 0 <= v < 1, "a number from 0 to below 1"),
     "spread": (float, lambda v: 0 < v <= 1, "a number above 0 and at most 1"),
 }

@@ -52,7 +52,7 @@ class FlowRows:
         layout = self.layout
         context = np.eye(layout.classes)[labels]
         module = self.recipe.filled(self.flow).double()
-        base = rng.standard_normal((len(labels), layout.width - layout.classes))
+        base = rng.standard_normal((len(labels), self.recipe.coordinates.features))
         pieces = [
             module.drawn(
                 torch.from_numpy(base[i : i + _AT_ONCE]), torch.from_numpy(context[i : i + _AT_ONCE])
@@ -67,14 +67,15 @@ class FlowRows:
     def log_density(self, z: Floats, rng: np.random.Generator, draws: int = 16) -> Floats:
         """(n,) log of the density of rows ``z``, label included: per unit of z for numbers, a chance for 0/1 and whole numbers.
 
-        What the flow says of a cell or of a missing number is a mean over ``draws``, exact without such places and otherwise
-        rather low than high.
+        With ``recipe.complete`` it is that of the cells that are there. What the flow says of a cell or of a missing number is a
+        mean over ``draws``, exact without such places and otherwise rather low than high.
         """
         module = self.recipe.filled(self.flow).double()
         whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
+        laws = self.recipe.laws(module, np.unique(self.layout.labels(z[whole.missing(z)])))
         found = np.empty((draws, len(z)))
         for draw in range(draws):
-            v, log_noise = whole.drawn(z, rng)
+            v, log_noise = whole.drawn(z, rng, laws)
             with torch.no_grad():
                 found[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
         chances = self.classes / self.classes.sum()

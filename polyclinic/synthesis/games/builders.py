@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from torch import nn
 
 from polyclinic.errors import ConfigError, DataError, nearest
-from polyclinic.models.gan import LabelledAffine, Leading, mlp_critic, mlp_generator, moment_critic
+from polyclinic.models.gan import LabelledAffine, Leading, OfLabel, mlp_critic, moment_critic
 from polyclinic.models.gan_dpgan import codes_critic, codes_generator, dcgan_generator, dpgan_generator, picture_critic
 from polyclinic.models.gan_trials import LATENT, Form, TrialGenerator
 from polyclinic.synthesis.games.game import Adaptive, Build, Game
@@ -30,6 +30,7 @@ FORMS = ("table", "mlp", "dcgan", "icd")
 # More columns than this have too many products for a critic under noise.
 _MOST_PRODUCTS = 128
 _MOST_LATENTS = 128
+_SMALL = 32
 # Of a number in the coordinates of the front: about 0.3 of a measurement that varies as its schema says.
 _FLOOR = 0.25
 
@@ -90,30 +91,31 @@ def trial_form(layout: Layout) -> Form:
 
 
 def dpgan(layout: Layout, given: Mapping[str, Any]) -> Game:
-    """Xie et al. 2018 with their code's networks: of ``form`` "mlp" or "dcgan" for pictures, "icd" for codes, or "table", small
-    networks for any schema. Without batch norm in the critic; the logistic loss, Adam and the adaptive ratio are those of Bie,
-    Kamath and Zhang 2023.
+    """Xie et al. 2018 with a critic that noise leaves something of: a score for each label (``OfLabel``), no batch norm, the
+    logistic loss of Bie, Kamath and Zhang 2023, full batches and decay.
+
+    ``form``: "table", small networks for any schema, or their code's networks, "mlp" or "dcgan" for pictures, "icd" for codes.
     """
     form = form_of(layout, given)
     core, critic, latent = networks(layout, form)
     return Game(
         name="dpgan", core=core, critic_of=critic, loss="logistic", latent=latent, hard=form == "table",
-        unit=form != "table", learning_rate=2e-4 if form == "dcgan" else 1e-3, schedule="constant", steps=2, batch=256, ema=0.99,
-        adaptive=Adaptive(grace=50),
+        unit=form != "table", learning_rate=2e-4 if form == "dcgan" else 2e-3, steps=10, batch=256,
     )  # fmt: skip
 
 
 def ppgan(layout: Layout, given: Mapping[str, Any]) -> Game:
-    """Liu et al. 2019: DPGAN's game with clipped weights; each patient's gradient is clipped, not a batch's average."""
-    return replace(
-        dpgan(layout, given), name="ppgan", loss="wasserstein", weight_clip=0.1, adaptive=None, optimizer="rmsprop",
-        learning_rate=5e-4,
-    )  # fmt: skip
+    """Liu et al. 2019: DPGAN's game with Wasserstein's loss and clipped weights; each patient's gradient is clipped, not a
+    batch's average."""
+    return replace(dpgan(layout, given), name="ppgan", loss="wasserstein", weight_clip=0.3)
 
 
 def wgan(layout: Layout, given: Mapping[str, Any]) -> Game:
     """Arjovsky et al. 2017 with weights clipped to 0.1 and RMSProp. A reference without privacy."""
-    return replace(ppgan(layout, given), name="wgan", learning_rate=1e-3, steps=1)
+    return replace(
+        ppgan(layout, given), name="wgan", weight_clip=0.1, optimizer="rmsprop", learning_rate=1e-3, schedule="constant",
+        steps=1,
+    )  # fmt: skip
 
 
 def wgan_gp(layout: Layout, given: Mapping[str, Any]) -> Game:
@@ -157,7 +159,7 @@ def _decoder(path: Path, layout: Layout) -> Arrays:
 def form_of(layout: Layout, given: Mapping[str, Any]) -> str:
     """The option ``form``, or what the layout looks like. Raises ConfigError for a form that the layout is not of."""
     binary = not layout.numeric.any() and len(layout.groups) == 1
-    likely = "icd" if binary else "dcgan" if _side(layout) else "table"
+    likely = "icd" if binary else "table"
     form = str(given.get("form", likely))
     if form not in FORMS:
         raise ConfigError(f"A game's form is {form!r}; allowed are {', '.join(FORMS)}.{nearest(form, FORMS)}")
@@ -182,7 +184,10 @@ def _side(layout: Layout) -> int:
 
 
 def networks(layout: Layout, form: str, published: bool = False) -> tuple[Build, Build, int]:
-    """The builders of generator and critic, and the latent's width; ``published``: with their batch norm."""
+    """The builders of generator and critic, and the latent's width.
+
+    published: with their batch norm, and critics that take a row's label as more of its columns.
+    """
     side = _side(layout)
 
     def core(at: Layout) -> nn.Module:
@@ -195,18 +200,22 @@ def networks(layout: Layout, form: str, published: bool = False) -> tuple[Build,
             case "dcgan":
                 return dcgan_generator(side, 100, classes, batch_norm=published)
             case _:
-                return mlp_generator(columns, 32, classes, (128, 128))
+                return LabelledAffine(columns, _SMALL, classes, (128, 128), _FLOOR)
 
-    def critic(at: Layout) -> nn.Module:
+    def body(at: Layout, labels: int, outputs: int) -> nn.Module:
+        columns = at.label.start + labels
         match form:
             case "icd":
-                return codes_critic(at.width)
+                return codes_critic(columns, outputs)
             case "mlp" | "dcgan":
-                return picture_critic(side, at.classes, batch_norm=published and form == "mlp")
+                return picture_critic(side, labels, outputs, batch_norm=published and form == "mlp")
             case _:
-                return mlp_critic(at.width, 1, (64,))
+                return mlp_critic(columns, outputs, (64,))
 
-    return core, critic, {"icd": 128, "table": 32}.get(form, 100)
+    def critic(at: Layout) -> nn.Module:
+        return body(at, at.classes, 1) if published else OfLabel(body(at, 0, at.classes), at.classes)
+
+    return core, critic, {"icd": 128, "table": _SMALL + layout.label.start}.get(form, 100)
 
 
 # Each game's builder, and the options that only it takes.

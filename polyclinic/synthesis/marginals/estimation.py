@@ -48,8 +48,7 @@ def library(name: str) -> Any:
 
 def model_cells(sizes: Ints, cliques: Sequence[Clique]) -> int:
     """How many numbers the tables of a model over these cliques have in all."""
-    mbi = library("mbi")
-    return sum(int(np.prod(sizes[list(clique)])) for clique in _tree(mbi, _domain(mbi, sizes), cliques))
+    return sum(int(np.prod(sizes[list(clique)])) for clique in maximal(sizes, cliques))
 
 
 def fit(sizes: Ints, measured: Sequence[Measured], iterations: int = _ITERATIONS) -> Clusters:
@@ -60,7 +59,7 @@ def fit(sizes: Ints, measured: Sequence[Measured], iterations: int = _ITERATIONS
     """
     mbi, jnp = library("mbi"), library("jax.numpy")
     domain = _domain(mbi, sizes)
-    cliques = _tree(mbi, domain, [one.clique for one in measured])
+    cliques = maximal(sizes, [one.clique for one in measured])
     smallest = min(float(one.deviation.min()) for one in measured)
     terms = [(_names(one.clique), one.values, one.deviation / smallest, _matrices(one)) for one in measured]
 
@@ -94,9 +93,10 @@ def _names(columns: Sequence[int]) -> tuple[str, ...]:
     return tuple(f"{column:04d}" for column in columns)
 
 
-def _tree(mbi: Any, domain: Any, cliques: Sequence[Clique]) -> list[Clique]:
+def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
     """The maximal cliques of a junction tree in which each of ``cliques`` lies in one."""
-    tree, _ = mbi.junction_tree.make_junction_tree(domain, [_names(clique) for clique in cliques])
+    mbi = library("mbi")
+    tree, _ = mbi.junction_tree.make_junction_tree(_domain(mbi, sizes), [_names(clique) for clique in cliques])
     return sorted(tuple(sorted(int(name) for name in clique)) for clique in tree.nodes)
 
 

@@ -8,7 +8,7 @@ noisy sums alone, so that the noise of the sums is all there is to account for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -30,6 +30,7 @@ from polyclinic.synthesis.marginals.counts import (
 )
 from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
+from polyclinic.synthesis.marginals.posterior import MOST_NUMBERS, Evidence
 from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worth
 from polyclinic.synthesis.sums import HIDDEN
 from polyclinic.synthesis.synthesizer import Synthesizer
@@ -250,9 +251,18 @@ class Marginals:
             if pair in chosen
         ]
 
+    def evidence(self, state: Arrays) -> Evidence:
+        """What the last state's sums released. Raises KeyError for a state that does not say of how many ``patients``."""
+        measured = self._measured(state, merged_sizes(state["merged"], self.table))
+        spread = np.full(int(self.table.sizes.sum()), float(state["noise 1"]) * np.sqrt(self.table.sizes[-1]))
+        spread[self.table.starts[-1] :] = float(state["noise 1"])
+        return Evidence(float(np.ravel(state["patients"])[0]), tuple(measured), self._alone(state), spread)
+
     def synthesizer(self, state: Arrays) -> Synthesizer:
-        """Raises ConfigError without the extra."""
-        return self._fitted(state)
+        """What draws rows, with what was released where models can be drawn anew. Raises ConfigError without the extra."""
+        found = self._fitted(state)
+        evidence = self.evidence(state) if "patients" in state else None
+        return replace(found, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)
 
 
 def _together(measured: Sequence[Measured]) -> list[Measured]:

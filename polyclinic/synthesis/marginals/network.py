@@ -8,7 +8,8 @@ library and takes any label; a pool of drawn rows would repeat its rows and run 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
 from polyclinic.synthesis.marginals.estimation import Clusters
+from polyclinic.synthesis.marginals.field import Field
+from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
 from polyclinic.synthesis.methods.draws import picked
-from polyclinic.types import Arrays, Floats, Ints
+from polyclinic.types import Arrays, Floats, Ints, under
+
+_EVIDENCE = "released "
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,6 +32,7 @@ class NetworkSynthesizer:
 
     order: (A,) columns, the label first. parents, conditionals: for each place in the order the columns that it depends on and
     (cells of the parents, cells) frequencies. fine: (all cells,) frequency of each cell of ``table`` among those merged with it.
+    evidence: what was released, from which models can be drawn anew; None where that is not held, or the model is too large.
     """
 
     table: Table
@@ -36,6 +42,7 @@ class NetworkSynthesizer:
     order: tuple[int, ...]
     parents: tuple[tuple[int, ...], ...]
     conditionals: tuple[Floats, ...]
+    evidence: Evidence | None = None
 
     @property
     def layout(self) -> Layout:
@@ -45,9 +52,48 @@ class NetworkSynthesizer:
     def of(cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: Clusters) -> NetworkSynthesizer:
         """Of a fitted ``model`` and the (all cells,) noisy ``frequencies`` of the columns alone."""
         label = len(table.attributes) - 1
-        order, parents = _order(label, [clique for clique, _ in model], len(table.attributes))
+        order, parents = order_of(label, [clique for clique, _ in model], len(table.attributes))
         conditionals = tuple(_conditional(own, above, model) for own, above in zip(order, parents, strict=True))
-        return cls(table, bins, merged, _within(table, merged, frequencies), order, parents, conditionals)
+        return cls(table, bins, merged, shares_within(table, merged, frequencies), order, parents, conditionals)
+
+    @cached_property
+    def posterior(self) -> Posterior | None:
+        """Of the model, given what was released."""
+        if self.evidence is None:
+            return None
+        sizes = merged_sizes(self.merged, self.table)
+        return Posterior(Field(sizes, self.order, self.parents, self.evidence.cliques), self.evidence)
+
+    def anew(self, count: int, rng: np.random.Generator) -> list[NetworkSynthesizer]:
+        """``count`` models drawn from the posterior, each as likely as any other by what was released; none without evidence.
+
+        Shares within merged cells are those that were released with noise and sampling once more.
+        """
+        if self.posterior is None or self.evidence is None:
+            return []
+        drawn = self.posterior.field.conditionals(self.posterior.draw(count, rng))
+        alone = self.evidence.alone
+        spread = np.sqrt(self.evidence.spread**2 + np.clip(alone, 0.0, 1.0) / self.evidence.patients)
+        return [
+            replace(
+                self, conditionals=tuple(one[number] for one in drawn), evidence=None,
+                fine=shares_within(self.table, self.merged, alone + spread * rng.standard_normal(len(alone))),
+            )
+            for number in range(count)
+        ]  # fmt: skip
+
+    @property
+    def patients(self) -> float:
+        """Of how many patients what was released is; 0 without evidence."""
+        return self.evidence.patients if self.evidence else 0.0
+
+    @property
+    def together(self) -> list[tuple[str, str]]:
+        """The pairs of columns, by their names, that were measured together."""
+        if self.evidence is None:
+            return []
+        names = [one.name for one in self.table.attributes[:-1]] + [self.layout.schema.label.name]
+        return [(names[pair[0]], names[pair[1]]) for pair in sorted(self.evidence.cliques) if len(pair) == 2]
 
     def merged_cells(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Ints:
         """(rows, A) cells after ``merged``."""
@@ -79,7 +125,8 @@ class NetworkSynthesizer:
         for own, above, conditional in zip(self.order, self.parents, self.conditionals, strict=True):
             found[f"parents {own}"] = np.array(above, dtype=np.int64)
             found[f"conditional {own}"] = conditional.astype(np.float32)
-        return found
+        released = self.evidence.arrays() if self.evidence else {}
+        return found | {_EVIDENCE + name: values for name, values in released.items()}
 
     def options(self) -> dict[str, Any]:
         return {"bins": self.bins}
@@ -98,7 +145,10 @@ class NetworkSynthesizer:
         for own, above, conditional in zip(order, parents, conditionals, strict=True):
             if conditional.shape != (np.prod(sizes[list(above)], dtype=np.int64), sizes[own]):
                 raise ValueError("A table has not the size of its columns.")
-        return cls(table, bins, merged, np.asarray(arrays["fine"], dtype=np.float64), order, parents, conditionals)
+        released = under(arrays, _EVIDENCE)
+        evidence = Evidence.load(released) if released else None
+        fine = np.asarray(arrays["fine"], dtype=np.float64)
+        return cls(table, bins, merged, fine, order, parents, conditionals, evidence)
 
 
 def pair_tables(
@@ -115,7 +165,7 @@ def pair_tables(
     ]
 
 
-def _order(
+def order_of(
     root: int, cliques: list[tuple[int, ...]], columns: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
     """Each column after the neighbours that it depends on, from ``root`` (Tarjan and Yannakakis 1984)."""
@@ -147,7 +197,7 @@ def _conditional(own: int, parents: tuple[int, ...], model: Clusters) -> Floats:
     return np.asarray(np.where(total > 0, flat / np.where(total > 0, total, 1.0), flat.sum(axis=0) / flat.sum()))
 
 
-def _within(table: Table, merged: Ints, frequencies: Floats) -> Floats:
+def shares_within(table: Table, merged: Ints, frequencies: Floats) -> Floats:
     """(all cells,) the share of each cell in the cells that it is merged with, equal where none was counted."""
     found = []
     for numbers, own in zip(split(merged, table.sizes), split(frequencies, table.sizes), strict=True):

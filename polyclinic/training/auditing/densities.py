@@ -114,7 +114,7 @@ def _as_published(task: DensityTask) -> Train:
 
     def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
         found = []
-        for site in task.shown(work):
+        for site in task.shown(build, arrays, work):
             module = load(lambda: build().double(), arrays).train()
             theta = flat_parameters(module, arrays)
             x = torch.from_numpy(np.nan_to_num(site.rows.x))

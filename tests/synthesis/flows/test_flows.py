@@ -284,7 +284,7 @@ def test_a_flow_that_diverged_draws_nothing() -> None:
         ("maf", {"hidden": "wide"}, "whole number from 1 to 4096"),
         ("maf", {"transforms": 0}, "whole number from 1 to 50"),
         ("maf", {"transforms": 2.5}, "whole number from 1 to 50"),
-        ("maf", {"layers": float("inf")}, "whole number from 1 to 10"),
+        ("maf", {"layers": float("inf")}, "whole number from 0 to 10"),
         ("nsf", {"bins": 1}, "whole number from 2 to 64"),
         ("maf", {"bounded": "perhaps"}, "true or false"),
         ("maf", {"ema": 1}, "from 0 to below 1"),

@@ -135,7 +135,8 @@ def test_a_generator_that_diverges_is_taken_back_and_nothing_is_charged_twice(ru
 
 
 def normed(layout: Layout) -> Game:
-    return replace(make(layout, "wgan"), core=lambda at: dpgan_generator(at.label.start, 32, at.classes))
+    game = make(layout, "wgan")
+    return replace(game, core=lambda at: dpgan_generator(at.label.start, game.latent, at.classes))
 
 
 def test_a_generator_with_batch_norm_reaches_hospitals_as_it_is(run: Run) -> None:

@@ -20,7 +20,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, make
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.sums import HIDDEN, SynthesisMethod, clipped_total, fit_centrally
-from polyclinic.synthesis.synthesizer import load, save
+from polyclinic.synthesis.synthesizer import load, save, unsure
 from polyclinic.types import Arrays, Floats, Ints
 
 needs_mbi = pytest.mark.skipif(
@@ -180,6 +180,7 @@ def mixed(rows: int) -> tuple[Layout, Floats, Ints]:
 @needs_mbi
 def test_a_mixed_table_is_drawn_by_label_and_comes_back_from_its_file(tmp_path: Path) -> None:
     layout, z, y = mixed(4000)
+    rng = np.random.default_rng(4)
     method = make(layout, algorithm="mst", rounds=3)
     synthesizer = fit_centrally(method, z, np.arange(4000), 4000, 5.0, np.random.default_rng(1))
     labels = np.repeat([0, 1], 3000)
@@ -193,6 +194,12 @@ def test_a_mixed_table_is_drawn_by_label_and_comes_back_from_its_file(tmp_path: 
     assert encode(layout.decode(drawn), MIXED).y is not None
     free = layout.labels(synthesizer.sample(6000, np.random.default_rng(3)))
     assert abs(free.mean() - y.mean()) < 0.03
+
+    able = unsure(synthesizer)
+    assert able is not None and able.patients == 4000 and {("age", "died"), ("lactate", "died")} <= set(able.together)
+    absent = [np.isnan(layout.encoded(one.sample(4000, rng))[0][:, 1]).mean() for one in able.anew(8, rng)]
+    expected = np.isnan(layout.encoded(z)[0][:, 1]).mean()
+    assert abs(np.mean(absent) - expected) < 0.03 and np.std(absent) > 0.006, "a set of one model varies by 0.006 alone"
 
     path = tmp_path / "synthesizer.safetensors"
     save(synthesizer, path)

@@ -203,6 +203,14 @@ def test_the_exponential_mechanism_draws_from_its_density(patients: int, strengt
         assert inverse * strength == pytest.approx((noise * perturbation.minimiser_sensitivity(v, strength)) ** -2)
 
 
+@pytest.mark.slow
+def test_a_public_number_far_below_the_true_one_ends_the_draw() -> None:
+    """Without a release: the charge covers none that would follow another law."""
+    v = BoundedRows(np.random.default_rng(0).normal(size=(100, 60)), 8.0)
+    with pytest.raises(ArithmeticError, match="the public number of patients is too small"):
+        convex._exponential(v, 0.1, settings(noise_multiplier=0.02), keyed_stream(0, "noise"))
+
+
 def test_the_exponential_mechanism_draws_nearer_to_the_minimiser_than_output_perturbation() -> None:
     """At the same price and strength: the losses' curvature narrows the draw, where output noise does not see it."""
     data = rows(300)

@@ -1,0 +1,1 @@
+"""How often intervals from synthetic patients hold the truth."""

@@ -1,0 +1,73 @@
+"""From the sets of a certificate to one estimate and its interval, by the rule that the certificate names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from polyclinic.errors import ConfigError, DataError, nearest, several
+from polyclinic.synthesis.certificate import verify
+from polyclinic.synthesis.combining import Combined, Values, combine
+
+#: Of one table: the estimates and their variances (squared standard errors) as of real patients; numbers, or (k,) of each.
+Analysis = Callable[[pd.DataFrame], tuple[Any, Any]]
+
+
+@dataclass(frozen=True, eq=False)
+class Inference:
+    """What the sets say together. apart: the pairs of its variables that were not measured together, of which the model made up
+    how they depend on each other."""
+
+    combined: Combined
+    apart: tuple[tuple[str, str], ...]
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every two variables were measured together; an interaction of three is not, whatever this says."""
+        return not self.apart
+
+
+def analyse_sets(certificate: str | Path, variables: Sequence[str], analysis: Analysis) -> Inference:
+    """Apply ``analysis`` to each set of a certificate and combine what it gives by the certificate's rule.
+
+    variables: the columns that the analysis uses; each set is read with these alone. Only the sets are looked at, so it is free.
+    Raises ConfigError for a certificate that names no rule, or a column that the sets have not; DataError for a set that is
+    missing or was changed.
+    """
+    path = Path(certificate)
+    if changed := [one["file"] for one in verify(path)["checked"] if one["state"] != "intact"]:
+        raise DataError(f"{changed[0]} is missing or not as {path} says; draw the sets again.")
+    read = json.loads(path.read_text(encoding="utf-8"))
+    found, columns = read.get("inference") or {}, list(read["columns"])
+    for name in variables:
+        if name not in columns:
+            raise ConfigError(f"variables names {name!r}; the sets have {several(columns)}.{nearest(name, columns)}")
+    rule, patients = found.get("rule"), found.get("patients")
+    if rule is None:
+        raise ConfigError(
+            f"{path} names no rule: no way to combine these sets gives intervals that hold (docs/synthesis/inference.md). Draw "
+            "20 sets of a run of model 'marginals', or combine several runs that share epsilon by synthesis.combining.combine."
+        )
+    if patients is None:
+        raise ConfigError(
+            f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; use "
+            "synthesis.combining.combine with ratio."
+        )
+    results = [analysis(_read(path.with_name(one["file"]), list(variables))) for one in read["files"]]
+    estimates: Values = [estimate for estimate, _ in results]
+    variances: Values = [variance for _, variance in results]
+    together = {frozenset(pair) for pair in found["measured_together"]}
+    apart = tuple(pair for pair in combinations(variables, 2) if frozenset(pair) not in together)
+    return Inference(combine(estimates, variances, rule, ratio=read["rows"] / patients), apart)
+
+
+def _read(path: Path, columns: list[str]) -> pd.DataFrame:
+    if path.suffix == ".csv":
+        return pd.read_csv(path, usecols=columns)
+    return pd.read_parquet(path, columns=columns)

@@ -1,0 +1,144 @@
+"""A Markov random field over columns of cells: its marginals and its conditional frequencies by potentials, many at once.
+
+Columns stand in an order in which each one's parents lie together in an earlier column's family (a perfect order of a chordal
+graph), so that one pass up and one down the families is exact (Lauritzen and Spiegelhalter 1988).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from polyclinic.types import Floats, Ints
+
+# The length of a step along the imaginary axis: its square is nothing beside 1, so that derivatives are exact.
+_STEP = 1e-30
+# Fields that are computed together.
+_TOGETHER = 64
+
+Numbers = NDArray[Any]  # float64 or complex128
+
+
+@dataclass(frozen=True, eq=False)
+class Field:
+    """p(x) is proportional to the exponential of the sum of a table of potentials for each of ``cliques``.
+
+    sizes: (A,) cells of each column. order, parents: as of a ``NetworkSynthesizer``. cliques: each lies in one family, a column
+    and its parents. d: cells of all cliques' tables, which are flat and one behind another.
+    """
+
+    sizes: Ints
+    order: tuple[int, ...]
+    parents: tuple[tuple[int, ...], ...]
+    cliques: tuple[tuple[int, ...], ...]
+
+    @cached_property
+    def cells(self) -> Ints:
+        """(cliques,) cells of each one's table."""
+        return np.array([int(np.prod(self.sizes[list(clique)])) for clique in self.cliques], dtype=np.int64)
+
+    @cached_property
+    def _families(self) -> list[tuple[int, ...]]:
+        """The axes of each place's table: the parents, the column itself last."""
+        return [(*above, own) for own, above in zip(self.order, self.parents, strict=True)]
+
+    @cached_property
+    def _above(self) -> list[int]:
+        """For each place that of its latest parent; -1 without parents."""
+        place = {column: at for at, column in enumerate(self.order)}
+        return [max((place[parent] for parent in above), default=-1) for above in self.parents]
+
+    @cached_property
+    def _homes(self) -> list[int]:
+        """The place in whose family each clique lies: its latest column's."""
+        place = {column: at for at, column in enumerate(self.order)}
+        return [max(place[column] for column in clique) for clique in self.cliques]
+
+    def conditionals(self, potentials: Numbers) -> list[Numbers]:
+        """For each place (c, cells of the parents, cells) frequencies, of (c, d) potentials of c fields."""
+        found = self._conditionals(potentials)
+        return [one.reshape(len(potentials), -1, one.shape[-1]) for one in found]
+
+    def marginals(self, potentials: Numbers) -> Numbers:
+        """(c, d) frequencies of the cliques' cells, of (c, d) potentials of c fields."""
+        joints: list[Numbers] = []
+        for at, conditional in enumerate(self._conditionals(potentials)):
+            if self._above[at] < 0:
+                shape = (len(potentials), *(1 for _ in self.parents[at]), -1)
+                joints.append(conditional.reshape(shape))
+                continue
+            above = _onto(joints[self._above[at]], self._families[self._above[at]], self.parents[at])
+            joints.append(above[..., None] * conditional)
+        found = [
+            _onto(joints[home], self._families[home], clique).reshape(len(potentials), -1)
+            for home, clique in zip(self._homes, self.cliques, strict=True)
+        ]
+        return np.concatenate(found, axis=1)
+
+    def slope(self, potentials: Floats, direction: Floats) -> Floats:
+        """(c, d) derivative of the marginals along (c, d) ``direction`` of the potentials.
+
+        It is the product of the covariance of a row's cells with ``direction`` (an exponential family's).
+        """
+        length = _STEP / max(float(np.abs(direction).max(initial=0.0)), 1e-300)
+        moved = potentials + 1j * (length * direction)
+        return np.asarray(self.marginals(moved).imag / length)
+
+    def covariance(self, potentials: Floats) -> Floats:
+        """(d, d) of the indicators of a row's cells in one field of (d,) potentials."""
+        total = len(potentials)
+        found = np.empty((total, total))
+        for first in range(0, total, _TOGETHER):
+            directions = np.eye(total)[first : first + _TOGETHER]
+            found[first : first + len(directions)] = self.slope(np.tile(potentials, (len(directions), 1)), directions)
+        return (found + found.T) / 2.0
+
+    def _conditionals(self, potentials: Numbers) -> list[Numbers]:
+        count = len(potentials)
+        tables: list[Numbers] = [np.zeros((count, *(1 for _ in family))) for family in self._families]
+        parts = np.split(potentials, np.cumsum(self.cells)[:-1], axis=1)
+        for clique, home, values in zip(self.cliques, self._homes, parts, strict=True):
+            own = values.reshape(count, *self.sizes[list(clique)])
+            tables[home] = tables[home] + _into(own, clique, self._families[home])
+        found: list[Numbers] = [np.empty(0)] * len(tables)
+        tables = [_exponential(table) for table in tables]
+        for at in range(len(tables) - 1, -1, -1):
+            table = tables[at]
+            size = self.sizes[list(self._families[at])]
+            if table.shape[1:] != tuple(size):
+                table = np.broadcast_to(table, (count, *size))
+            message = table.sum(axis=-1)
+            found[at] = table / message[..., None]
+            above = self._above[at]
+            if above >= 0:
+                scale = message.real.max(axis=tuple(range(1, message.ndim)), keepdims=True)
+                tables[above] = tables[above] * _into(message / scale, self.parents[at], self._families[above])
+        return found
+
+
+def _exponential(logs: Numbers) -> Numbers:
+    """The exponential but for a factor for each field, never 0; of an imaginary part its first order."""
+    real = logs.real - logs.real.max(axis=tuple(range(1, logs.ndim)), keepdims=True)
+    found: Numbers = np.exp(np.maximum(real, -300.0))
+    return found + 1j * (found * logs.imag) if np.iscomplexobj(logs) else found
+
+
+def _into(values: Numbers, columns: Sequence[int], family: Sequence[int]) -> Numbers:
+    """(c, ...) a table over ``columns`` with axes of ``family``, of length 1 where it has no such column."""
+    ordered = sorted(range(len(columns)), key=lambda at: family.index(columns[at]))
+    moved = values.transpose(0, *(1 + at for at in ordered))
+    own = iter(moved.shape[1:])
+    return moved.reshape(len(values), *(next(own) if column in columns else 1 for column in family))
+
+
+def _onto(joint: Numbers, family: Sequence[int], columns: Sequence[int]) -> Numbers:
+    """(c, ...) the marginal over ``columns``, in their order, of a table over ``family``."""
+    others = tuple(1 + at for at, column in enumerate(family) if column not in columns)
+    left = [column for column in family if column in columns]
+    found: Numbers = np.asarray(joint.sum(axis=others))
+    return found.transpose(0, *(1 + left.index(column) for column in columns))

@@ -34,6 +34,8 @@ from polyclinic_studies.tables import estimate, mean, number
 
 EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 3
 MOST = 20
+#: Fewer seeds give no verdict.
+VERDICT = 5
 GOAL_RMSE = 0.01
 GAME = {"synthesis.baselines": False}
 SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
@@ -238,7 +240,7 @@ def _targets(patients: str, found: Sequence[Judged], chosen: Plan, asked: Asked)
         targets.append(Target(
             "R15", f"{patients}, {method}: RMSE of dimension-wise probability", "-", estimate([one.rmse for one in own], 4),
             f"<= {GOAL_RMSE}",
-            None if asked.quick or rmse is None else rmse <= GOAL_RMSE,
+            None if asked.quick or len(own) < VERDICT or rmse is None else rmse <= GOAL_RMSE,
         ))  # fmt: skip
         if method.startswith(INDEPENDENT) or not base:
             continue
@@ -256,7 +258,7 @@ def _targets(patients: str, found: Sequence[Judged], chosen: Plan, asked: Asked)
             targets.append(Target(
                 "R15", f"{patients}, {method}: {words}", "-", estimate([a for a, _ in values]),
                 f"better than independent: {estimate([b for _, b in values])}; by {estimate(ahead, signed=True)}",
-                None if asked.quick or len(own) < SEEDS or average is None else average > 0,
+                None if asked.quick or len(own) < VERDICT or average is None else average > 0,
             ))  # fmt: skip
     return targets
 

@@ -62,6 +62,7 @@ SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
     "mixture": {"model": "mixture"},
+    "marginals, shared noise": {"model": "marginals", **SHARED},
     "independent": {"model": "independent"},
     "gan": {"model": "gan", **GAME},
     "gan, shared noise": {"model": "gan", **GAME, **SHARED},

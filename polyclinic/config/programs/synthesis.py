@@ -31,7 +31,7 @@ def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> d
 _ALWAYS: dict[str, Any] = {"model": "moments", "data.standardise": "none", "training.momentum": 0.0}
 # A sum is one step of length one over all patients.
 _SUMS = _usual(1, local_steps=1, sample_rate=1.0, learning_rate=1.0)
-_OF_METHOD: dict[str, dict[str, Any]] = {"latent": {"rounds": 8}, "marginals": {"rounds": 4}}
+_OF_METHOD: dict[str, dict[str, Any]] = {"moments": {"rounds": 2}, "latent": {"rounds": 8}, "marginals": {"rounds": 4}}
 # What was measured to do (docs/synthesis/games.md).
 _OF_GAME = {
     "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),

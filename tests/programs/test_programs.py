@@ -138,7 +138,7 @@ def test_a_run_of_sums_outlives_a_hospital_that_is_lost_before_it_shares_keys(tm
         "secure.bits": 28,
         "participation.min-sites": 3,
     }
-    config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, **options})
+    config = RunConfig.build({"task": "synthesis", "dataset": "breast-cancer", "sites": 4, "rounds": 1, **options})
     with Federation._grid(config) as grid:
         outcome = federate(OneGivesNoKeys(grid), config, "run", Places(tmp_path))
     assert [drop["site"] for drop in outcome.state.dropouts] == ["hospital-4"] and outcome.synthesizer is not None

@@ -25,6 +25,7 @@ from polyclinic.privacy.perturbation import bounded_rows
 from polyclinic.privacy.sums import Contributions, clipped_total
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.moments import Moments
@@ -352,10 +353,12 @@ def flow_sums(factor: float) -> Contributions:
     return posterior(method, {**question, "draws": question["draws"] * min(factor, 1e6)})
 
 
+_USED = Bins.of(LAYOUT, 64).used
+SCORED = {"histograms": _USED / _USED.sum(axis=1, keepdims=True)}
 SUMS: dict[str, Callable[[float], Contributions]] = {
     "latent": latent,
     "moments": lambda _: partial(Moments(LAYOUT).contributions, 1, {}),
-    "copula": lambda _: partial(Moments(LAYOUT, copula=True).contributions, 1, {}),
+    "scores": lambda _: partial(Moments(LAYOUT, rounds=2).contributions, 2, SCORED),
     "independent": lambda _: partial(Independent(LAYOUT).contributions, 1, {}),
     "gauss-newton": gauss_newton,
     "flow": flow_sums,

@@ -49,7 +49,7 @@ GAMES = ("gan", "acgan", "acgan-paper")
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
-    "copula, shared noise": {"model": "moments", "synthesis.options": "copula=true", **SHARED},
+    "marginals, shared noise": {"model": "marginals", **SHARED},
     "independent": {"model": "independent"},
     "gan, shared noise": {"model": "gan", **GAME, **SHARED},
 }

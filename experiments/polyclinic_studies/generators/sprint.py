@@ -57,23 +57,16 @@ SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 GAME = {"synthesis.baselines": False}
 # They take minutes: of them the first simulation alone is run.
 GAMES = ("gan", "acgan", "acgan-paper")
-# Each of its steps draws a generated row for every participant through the published generator: hours, were they many.
 ACGAN = "acgan, shared noise"
-FEW_STEPS = {
-    "rounds": 30,
-    "training.sample-rate": 1.0,
-    "training.local-steps": 1,
-    "training.learning-rate": 0.4,
-    "training.momentum": 0.0,
-}
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
     "mixture": {"model": "mixture"},
+    "marginals, shared noise": {"model": "marginals", **SHARED},
     "independent": {"model": "independent"},
     "gan": {"model": "gan", **GAME},
     "gan, shared noise": {"model": "gan", **GAME, **SHARED},
-    ACGAN: {"model": "acgan", **FEW_STEPS, **GAME, **SHARED},
+    ACGAN: {"model": "acgan", **GAME, **SHARED},
 }
 WITHOUT_PRIVACY: dict[str, dict[str, Any]] = {"moments, not private": {"model": "moments", "privacy.dp": False}}
 QUICK: dict[str, dict[str, Any]] = {"moments": {"model": "moments"}, "gan": {"model": "gan", "rounds": 3, **GAME}}

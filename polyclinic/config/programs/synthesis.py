@@ -31,11 +31,11 @@ def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> d
 _ALWAYS: dict[str, Any] = {"model": "moments", "data.standardise": "none", "training.momentum": 0.0}
 # A sum is one step of length one over all patients.
 _SUMS = _usual(1, local_steps=1, sample_rate=1.0, learning_rate=1.0)
-_OF_METHOD: dict[str, dict[str, Any]] = {"latent": {"rounds": 8}, "marginals": {"rounds": 4}}
+_OF_METHOD: dict[str, dict[str, Any]] = {"moments": {"rounds": 2}, "latent": {"rounds": 8}, "marginals": {"rounds": 4}}
 # What was measured to do (docs/synthesis/games.md).
 _OF_GAME = {
     "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),
-    "acgan": _usual(200, sample_rate=0.1, local_steps=5, learning_rate=0.2, momentum=0.5, weight_decay=0.01),
+    "acgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
     "dpgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
     "ppgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=2.0, weight_decay=0.025),
     "wgan": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="rmsprop"),

@@ -20,7 +20,7 @@ from torch import nn
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.models.gan import LabelledAffine, Leading, OfLabel, mlp_critic, moment_critic
 from polyclinic.models.gan_dpgan import codes_critic, codes_generator, dcgan_generator, dpgan_generator, picture_critic
-from polyclinic.models.gan_trials import LATENT, Form, TrialGenerator
+from polyclinic.models.gan_trials import Form
 from polyclinic.synthesis.games.game import Adaptive, Build, Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays
@@ -61,21 +61,24 @@ def gan(layout: Layout, given: Mapping[str, Any]) -> Game:
 def acgan(layout: Layout, given: Mapping[str, Any]) -> Game:
     """The AC-GAN of a trial: its critic says real or generated, and which label, as it is not shown it.
 
-    The published generator stands against a critic of a few thousand parameters, for noise grows with the root of their number.
+    Beaulieu-Jones et al. 2019 with a critic of a few thousand parameters, for noise grows with the root of their number, and the
+    small generator of ``dpgan`` in place of their convolutions (``acgan-paper`` of polyclinic-studies has both of theirs).
     Raises ConfigError for a table that is not trajectories of equal length alone.
     """
-    form = trial_form(layout)
+    trial_form(layout)
 
     def small(at: Layout) -> nn.Module:
         return nn.Sequential(Leading(at.label.start), *mlp_critic(at.label.start, 1 + at.classes, (64,)))
 
-    def core(at: Layout) -> nn.Module:
-        return TrialGenerator(form, at.classes)
-
     return Game(
-        name="acgan", core=core, critic_of=small, loss="auxiliary", latent=LATENT, law="uniform",
-        learning_rate=1e-3, steps=5, batch=200, spread=0.7, fall=0.5,
+        name="acgan", core=_small_generator, critic_of=small, loss="auxiliary", latent=_SMALL + layout.label.start,
+        learning_rate=2e-3, steps=10, batch=256, spread=0.7, fall=0.5,
     )  # fmt: skip
+
+
+def _small_generator(at: Layout) -> nn.Module:
+    """Of ``_SMALL`` latents and each column's own noise."""
+    return LabelledAffine(at.label.start, _SMALL, at.classes, (128, 128), _FLOOR)
 
 
 def trial_form(layout: Layout) -> Form:
@@ -200,7 +203,7 @@ def networks(layout: Layout, form: str, published: bool = False) -> tuple[Build,
             case "dcgan":
                 return dcgan_generator(side, 100, classes, batch_norm=published)
             case _:
-                return LabelledAffine(columns, _SMALL, classes, (128, 128), _FLOOR)
+                return _small_generator(at)
 
     def body(at: Layout, labels: int, outputs: int) -> nn.Module:
         columns = at.label.start + labels

@@ -18,8 +18,6 @@ from polyclinic.types import Bools, Floats, Ints
 PERSISTENCE = 0.5
 # Expected squares: of a numeric column scaled by its bounds alone; of ranks; of an indicator of missing cells; of a row's codes.
 _BOUNDED_SQUARE, _RANKS_SQUARE, _MISSING_SQUARE, _CODES = 0.3, 1.5, 0.1, 20.0
-# The least variance by which a component is scaled.
-_LEAST = 0.01
 
 
 def cosines(steps: int) -> Floats:
@@ -75,18 +73,12 @@ class Basis:
             layout.numeric[:width], of_numeric,
         )  # fmt: skip
 
-    def refined(self, mean: Floats, variance: Floats, absent: Floats) -> Basis:
-        """The same with numeric columns centred and scaled by (P,) moments of u; absent: (P,) how often a cell is missing."""
-        deviation = np.sqrt(np.maximum(variance, _LEAST))
-        deviation = np.where(self.numeric, deviation, 1.0)
-        blocks = tuple((at, block / deviation[at, None]) for at, block in self.blocks)
-        within = np.zeros(len(mean), dtype=bool)
-        for at, _ in blocks:
-            within[at] = True
-        centre = self.centre + np.where(self.numeric, self.turned(mean) / (1.0 - absent), 0.0)
-        scale = np.where(within, self.scale, self.scale / deviation)
-        square = self.square - self.of_numeric + float(self.numeric.sum())
-        return replace(self, centre=centre, scale=scale, blocks=blocks, square=square)
+    def of_scores(self) -> Basis:
+        """The same for rows whose numbers are normal scores."""
+        centre, scale = (np.where(self.numeric, plain, own) for plain, own in ((0.0, self.centre), (1.0, self.scale)))
+        return replace(
+            self, centre=centre, scale=scale, square=self.square - self.of_numeric + float(self.numeric.sum())
+        )
 
     def forward(self, z: Floats) -> Floats:
         """(n, P) of (n, at least P) rows."""

@@ -5,16 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import ndtr
+from scipy.special import ndtri
 
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.covariance import on_simplex
 from polyclinic.types import Bools, Floats, Ints
 
+# A bin counts where it stands so many standard deviations of its noise above nothing.
+_ABOVE_NOISE = 3.0
+# Scores reach no further than those of so rare numbers.
+_TAIL = 1e-3
+
 
 @dataclass(frozen=True, eq=False)
 class Bins:
-    """places: (Q,) numeric numbers of a row; low, width: (Q,) least edge and breadth of a bin in z; counts: (Q,) bins.
+    """places: (Q,) numeric numbers of a row; low, width: (Q,) least edge and breadth of a bin in z; counts: (Q,) bins;
+    whole: (Q,) whether a bin is a single number.
 
     A column of whole numbers, or of ranks, of which there are no more than bins, has a bin for each.
     """
@@ -23,6 +29,7 @@ class Bins:
     low: Floats
     width: Floats
     counts: Ints
+    whole: Bools
     missing: Ints
 
     @classmethod
@@ -43,7 +50,7 @@ class Bins:
         low, high = np.where(whole, low - step / 2, low), np.where(whole, high + step / 2, high)
         indicator = np.full(layout.features, -1)
         indicator[layout.nullable] = np.arange(layout.missing.start, layout.missing.stop)
-        return cls(places, low, (high - low) / counts, counts, indicator[places])
+        return cls(places, low, (high - low) / counts, counts, whole, indicator[places])
 
     @property
     def most(self) -> int:
@@ -65,16 +72,26 @@ class Bins:
         found[:, self.missing >= 0] *= z[:, self.missing[self.missing >= 0], None] <= 0.5
         return found
 
-    def distribution(self, values: Floats) -> Floats:
-        """(..., Q, most) the nearest distributions over the bins that there are."""
-        return on_simplex(np.where(self.used, values, -1e9), 1.0)
+    def standing_out(self, means: Floats, noise: float) -> Bools:
+        """(Q, most) which bins' noisy (Q, most) frequencies stand out of a noise of this standard deviation; of a column without
+        such a bin all. Noise alone would else fill bounds that are far wider than what patients have.
+        """
+        found = self.used & (means > _ABOVE_NOISE * noise)
+        return found | (self.used & ~found.any(axis=1, keepdims=True))
 
-    def of_normal(self, mean: Floats, deviation: Floats) -> Floats:
-        """(K, Q, most) chances of each bin under (K, Q) normals; those beyond the bounds count to the outermost bins."""
-        edges = self.low[:, None] + np.arange(1, self.most) * self.width[:, None]
-        upto = ndtr((edges - mean[..., None]) / deviation[..., None])
-        upto = np.where(np.arange(1, self.most) < self.counts[:, None], upto, 1.0)
-        return np.diff(upto, axis=-1, prepend=0.0, append=1.0)
+    def scores(self, z: Floats, distributions: Floats) -> Floats:
+        """(n, Q) standard normal scores of the numbers of (n, D) rows, under (Q, most) distributions: what ``quantiles`` takes
+        their chances back to. Those of whole numbers are of the middle of their bins, and scaled to a variance of 1.
+        """
+        found = np.empty((len(z), len(self.places)))
+        for column, (distribution, place) in enumerate(zip(distributions, self.places, strict=True)):
+            upto, count = np.append(0.0, np.cumsum(distribution)), self.counts[column]
+            at = np.clip((z[:, place] - self.low[column]) / self.width[column], 0.0, count)
+            found[:, column] = _normal(np.interp(at, np.arange(len(upto)), upto))
+            if self.whole[column]:
+                middle = _normal((upto[:count] + upto[1 : count + 1]) / 2)
+                found[:, column] /= max(float(np.sqrt(distribution[:count] @ middle**2)), 0.1)
+        return found
 
     def quantiles(self, chance: Floats, distributions: Floats) -> Floats:
         """(n, Q) numbers at (n, Q) chances, under (Q, most) distributions that are even within bins."""
@@ -84,3 +101,13 @@ class Bins:
             edges = low + width * np.arange(len(upto))
             found[:, column] = np.interp(chance[:, column] * upto[-1], upto, edges)
         return found
+
+
+def _normal(chances: Floats) -> Floats:
+    return np.asarray(ndtri(np.clip(chances, _TAIL, 1.0 - _TAIL)))
+
+
+def distributions(means: Floats, there: Bools) -> Floats:
+    """(..., Q, most) the nearest distributions to noisy frequencies, over the (Q, most) bins that are ``there``."""
+    total = np.maximum(np.where(there, means, 0.0).sum(axis=-1, keepdims=True), 0.05)
+    return on_simplex(np.where(there, means / total, -1e9), 1.0)

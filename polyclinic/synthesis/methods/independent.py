@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods.bins import Bins
+from polyclinic.synthesis.methods.bins import Bins, distributions
 from polyclinic.synthesis.methods.covariance import class_means
 from polyclinic.synthesis.methods.draws import RowsByClass
 from polyclinic.synthesis.methods.hot import Hot
@@ -60,15 +60,14 @@ class Independent:
     def synthesizer(self, state: Arrays) -> Columns:
         classes = np.asarray(state["classes"], dtype=np.float64)
         shares = classes if self.by_label else np.ones(1)
+        noise = float(state["noise"][0]) * self._length
         means = state["mean"].reshape(len(shares), -1) * self._length / shares[:, None]
-        if self.by_label:
-            means = class_means(means, shares, float(state["noise"][0]) * self._length)
-        binned, hot = np.split(means, [self._parts[0]], axis=1)
-        binned = binned.reshape(len(shares), len(self._bins.places), self._bins.most)
-        there = np.maximum(np.where(self._bins.used, binned, 0.0).sum(axis=2, keepdims=True), 0.05)
+        binned, hot = np.split(class_means(means, shares, noise), [self._parts[0]], axis=1)
+        of_all = (shares @ means)[: self._parts[0]].reshape(self._bins.used.shape)
+        there = self._bins.standing_out(of_all, noise * np.sqrt(len(shares)))
         arrays = {
             "classes": classes,
-            "histograms": self._bins.distribution(binned / there),
+            "histograms": distributions(binned.reshape(len(shares), *there.shape), there),
             "frequencies": self._hot.frequencies(hot),
         }
         return Columns(self.layout, arrays, self.bins, self.most)

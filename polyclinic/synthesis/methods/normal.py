@@ -141,7 +141,8 @@ def drawn(
 @dataclass(frozen=True, eq=False)
 class Gaussian(RowsByClass):
     """Draws what ``Moments`` found. numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the
-    correlations beneath, cuts and biases of 0/1 numbers, and, of a copula, histograms of ``bins`` bins.
+    correlations beneath, cuts and biases of 0/1 numbers; of a copula also (Q, most) histograms of ``bins`` bins, and then numbers
+    are normal scores.
     """
 
     bins: int
@@ -159,20 +160,5 @@ class Gaussian(RowsByClass):
         values = mean + deviation * normals
         if "histograms" in self.numbers:
             bins = Bins.of(self.layout, self.bins)
-            at = bins.places
-            normal = bins.of_normal(mean[None, at], deviation[None, at])[0]
-            values[:, at] = mean[at] + deviation[at] * bent(normals[:, at], normal, self.numbers["histograms"][label])
+            values[:, bins.places] = bins.quantiles(ndtr(values[:, bins.places]), self.numbers["histograms"])
         return drawn(Places.of(self.layout), normals, values, cut, biases, none, rng)
-
-
-def bent(normals: Floats, expected: Floats, found: Floats) -> Floats:
-    """(n, Q) standard normals moved so that (Q, bins) chances ``expected`` of bins become ``found``; within bins in their order.
-
-    Where both are the same they stay what they are, however wide the bins.
-    """
-    moved = np.empty_like(normals)
-    for column, (before, after) in enumerate(zip(expected, found, strict=True)):
-        new, old = (np.concatenate([[0.0], np.cumsum(chances)]) for chances in (after, before))
-        chance = np.interp(ndtr(normals[:, column]), new, old)
-        moved[:, column] = ndtri(np.clip(chance, 1e-9, 1.0 - 1e-9))
-    return moved

@@ -25,6 +25,7 @@ PAGES = {
     "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
     "brought": "engine.md#speed",
     "boosting": "boosting.md", "survival": "survival.md#models", "regressions": "regression.md#with-privacy",
+    "coverage": "synthesis/inference.md#measured-columns-in-pairs",
 }  # fmt: skip
 PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]

@@ -20,6 +20,7 @@ import numpy as np
 from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 from scipy import stats
 
+from benchmarks.common.machine import machine
 from benchmarks.common.probes import ROOT
 from benchmarks.coverage.population import INTERACTION, LAYOUT, MEANS, SLOPES, Population, analysed, counted
 from benchmarks.critics import write_between
@@ -167,7 +168,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if (epsilon if math.isfinite(epsilon) else None, interaction) in done:
             continue
         rows.append(covered(epsilon, interaction, trials))
+        own = machine()
         result = {
+            "machine": {name: own[name] for name in own if name not in ("commit", "load")},  # of many runs, and no timings
             "command": "python -m benchmarks.coverage",
             "patients": PATIENTS,
             "sets": SETS,

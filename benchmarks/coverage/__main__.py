@@ -170,7 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows.append(covered(epsilon, interaction, trials))
         own = machine()
         result = {
-            "machine": {name: own[name] for name in own if name not in ("commit", "load")},  # of many runs, and no timings
+            "machine": {
+                name: own[name] for name in own if name not in ("commit", "load")
+            },  # of many runs, and no timings
             "command": "python -m benchmarks.coverage",
             "patients": PATIENTS,
             "sets": SETS,

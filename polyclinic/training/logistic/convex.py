@@ -28,7 +28,7 @@ from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Builder, Reals
 
 _MOST_STEPS, _LEAST_SHARE = 1_000, 1e-12
-_MOST_DRAWS, _NUMBERS_AT_ONCE = 1_000_000, 2_000_000
+_NUMBERS_AT_ONCE = 2_000_000
 Mechanism = Literal["output", "objective", "exponential"]
 
 
@@ -151,8 +151,8 @@ def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings,
     """An exact draw of density proportional to exp(-k J), J the regularised sum of losses.
 
     By rejection: J less its quadratic lower bound at any point is what the convex losses lie above their tangents there, so
-    that a normal draw is accepted with probability exp(-k that). The point decides only how many draws it takes.
-    Raises ArithmeticError where a million do not do, as with a public number of patients far below the true one.
+    that a normal draw is accepted with probability exp(-k that). The point decides only how many draws it takes. There is no
+    end to them: an error after so many would be a release that the charge does not cover.
     """
     assert settings.noise_multiplier is not None
     v, size = bounded.rows, bounded.rows.shape[1]
@@ -161,8 +161,8 @@ def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings,
     margins = v @ point
     losses, pull = np.logaddexp(0.0, -margins), _sigmoid(-margins)
     centre = point - (strength * point - pull @ v) / strength
-    batch, tried = 1, 0
-    while tried < _MOST_DRAWS:
+    batch = 1
+    while True:
         drawn = centre + stream.normal((batch, size)) / np.sqrt(inverse * strength)
         ahead = drawn @ v.T
         above = (np.logaddexp(0.0, -ahead) - losses + pull * (ahead - margins)).sum(axis=1)
@@ -170,11 +170,7 @@ def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings,
             accepted = np.log(stream.uniform(batch)) <= -inverse * above
         if accepted.any():
             return np.asarray(drawn[np.argmax(accepted)])
-        tried += batch
         batch = max(1, min(2 * batch, _NUMBERS_AT_ONCE // len(v)))
-    raise ArithmeticError(
-        "The exponential mechanism's draw was not accepted: the public number of patients is too small."
-    )
 
 
 _MECHANISMS: dict[Mechanism, Callable[[BoundedRows, float, TrainSettings, Stream], Reals]] = {

@@ -196,7 +196,7 @@ def test_a_certificate_says_on_whom_its_epsilon_rests(shared: bool) -> None:
         "metrics": {"sites": {}},
         "shared_noise": shared,
     }
-    said = certificate(summary, "run", {}, {"sets": 1})["statement"]
+    said = certificate(summary, "run", {}, {"sets": 1, "inference": {"measured_together": []}})["statement"]
     assert (SHARED in said) is shared
 
 

@@ -78,7 +78,7 @@ def test_epsilon_is_of_the_counts_and_of_every_sum(run: Run) -> None:
         assert [event["purpose"] for event in site["events"]] == ["statistics", "train", "train"]
         assert site["epsilon"] == pytest.approx(epsilon(plan.total_event, result.config.privacy.delta), rel=1e-6)
     assert result.summary["synthesis"] == {
-        "method": PLAIN, "options": "", "game": False, "finished": True, "guarantee": None,
+        "method": PLAIN, "options": "", "game": False, "finished": True, "guarantee": None, "measured_together": [],
     }  # fmt: skip
     assert 0.5 < (result.pooled["auroc"] or 0) <= 1
 

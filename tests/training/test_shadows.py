@@ -119,8 +119,8 @@ def test_records_are_made_of_a_steps_gradient_without_privacy_and_not_with_it() 
         update = classification.train(build, arrays, [work], noisy_one if noisy else one)[0]
         return {name: value - update.arrays[name] for name, value in arrays.items()}
 
-    losses = Classification((Column(name="died", kind="binary", role="label"),)).losses
-    attacked = gradients.Attacked(build, arrays, "0.", losses)
+    objective = Classification((Column(name="died", kind="binary", role="label"),))
+    attacked = gradients.Attacked(build, arrays, "0.", objective.losses, objective.predictions)
     trials = gradients.trials(attacked, rows.x, rows.y, step, batches=(1, 2), patients=2)
     assert [(trial.batch, trial.private) for trial in trials] == [(n, p) for n in (1, 2) for p in (False, True)]
     for one_size in trials:

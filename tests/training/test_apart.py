@@ -329,7 +329,7 @@ def latent(factor: float) -> Contributions:
     each = np.random.default_rng(3).uniform(0.1, 1, COLUMNS)
     weights[0, : 2 * COLUMNS] = np.repeat(each, 2) * factor
     bias[0] = -each.sum() * factor
-    return partial(method.contributions, 3, {"weights": weights, "bias": bias})
+    return partial(method.contributions, 3, {"weights": weights, "bias": bias, **SCORED})
 
 
 def posterior(method: Any, question: dict[str, np.ndarray]) -> Contributions:

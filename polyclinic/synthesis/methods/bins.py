@@ -83,15 +83,21 @@ class Bins:
         """(n, Q) standard normal scores of the numbers of (n, D) rows, under (Q, most) distributions: what ``quantiles`` takes
         their chances back to. Those of whole numbers are of the middle of their bins, and scaled to a variance of 1.
         """
-        found = np.empty((len(z), len(self.places)))
+        found, middles = np.empty((len(z), len(self.places))), self.middle_scores(distributions)
         for column, (distribution, place) in enumerate(zip(distributions, self.places, strict=True)):
-            upto, count = np.append(0.0, np.cumsum(distribution)), self.counts[column]
-            at = np.clip((z[:, place] - self.low[column]) / self.width[column], 0.0, count)
-            found[:, column] = _normal(np.interp(at, np.arange(len(upto)), upto))
+            at = np.clip((z[:, place] - self.low[column]) / self.width[column], 0.0, self.counts[column])
             if self.whole[column]:
-                middle = _normal((upto[:count] + upto[1 : count + 1]) / 2)
-                found[:, column] /= max(float(np.sqrt(distribution[:count] @ middle**2)), 0.1)
+                found[:, column] = middles[column, np.minimum(at, self.counts[column] - 1).astype(np.int64)]
+            else:
+                upto = np.append(0.0, np.cumsum(distribution))
+                found[:, column] = _normal(np.interp(at, np.arange(len(upto)), upto))
         return found
+
+    def middle_scores(self, distributions: Floats) -> Floats:
+        """(Q, most) scores of the middles of bins, with a mean square of 1."""
+        found = _normal(np.cumsum(distributions, axis=1) - distributions / 2)
+        found /= np.maximum(np.sqrt((distributions * found**2).sum(axis=1, keepdims=True)), 0.1)
+        return np.where(self.used, found, 0.0)
 
     def quantiles(self, chance: Floats, distributions: Floats) -> Floats:
         """(n, Q) numbers at (n, Q) chances, under (Q, most) distributions that are even within bins."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import expit, ndtr
 
 from polyclinic.synthesis.methods.basis import Basis
+from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.draws import RowsByClass, picked
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.types import Arrays, Floats, Ints
@@ -95,25 +96,32 @@ def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
 
 @dataclass(frozen=True, eq=False)
 class LatentClasses(RowsByClass):
-    """Draws a class, and in it every column for itself, a set's codes given how many they are. numbers: of ``distributions``."""
+    """Draws a latent class by the row's label, and in it every column for itself, a set's codes given how many they are.
+
+    numbers: of ``distributions``, with ``weights`` (K, C) of the latent classes in each class of the label, ``frequencies``
+    (K C, H) in both, ``shift`` (K, Q) of scores by label, and ``histograms`` (Q, bins) that scores are of.
+    """
 
     most: int
+    bins: int
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
-        rows, found, hot, basis = len(y), self.numbers, Hot.of(self.layout, self.most), Basis.of(self.layout)
-        of_label = hot.chances(found["frequencies"], len(hot.groups) - 1)[:, :-1]
-        latent = picked((found["shares"][:, None] * of_label).T[y], rng)
-        z[:, hot.places] = hot.drawn(found["frequencies"], latent, rng, sets=False)
+        rows, found, hot = len(y), self.numbers, Hot.of(self.layout, self.most)
+        basis, bins = Basis.of(self.layout).of_scores(), Bins.of(self.layout, self.bins)
+        latent = picked(found["weights"][y], rng)
+        both = y * found["weights"].shape[1] + latent
+        z[:, hot.places] = hot.drawn(found["frequencies"], both, rng, sets=False)
         u = np.zeros((rows, len(basis.numeric)))
         u[:, basis.numeric] = found["mean"][latent] + np.sqrt(found["variance"][latent]) * rng.standard_normal(
             (rows, int(basis.numeric.sum()))
         )
-        z[:, : len(basis.numeric)] += np.where(basis.numeric, basis.turned(u) + basis.centre, 0.0)
+        scores = basis.turned(u)[:, bins.places] + found["shift"][y]
+        z[:, bins.places] = bins.quantiles(ndtr(scores), found["histograms"])
         for number, at in enumerate(hot.sets):
             count = picked(found["counts"][latent, number], rng)
             for first in range(0, rows, _ROWS):
                 part = slice(first, first + _ROWS)
-                z[part, hot.places[at]] = chosen_codes(found["frequencies"][:, at], latent[part], count[part], rng)
+                z[part, hot.places[at]] = chosen_codes(found["frequencies"][:, at], both[part], count[part], rng)
 
 
 def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.Generator) -> Floats:
@@ -149,3 +157,12 @@ def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floa
             drawn += share * (counts[one, 1:] @ chance[1:])
         logits += np.clip(np.log(wanted / np.maximum(drawn, 1e-12)), -0.5, 0.5)
     return np.asarray(np.clip(expit(logits), 1e-7, 0.999))
+
+
+def tilted(frequencies: Floats, weights: Floats, wanted: Floats) -> Floats:
+    """(C, m) frequencies with odds changed by one factor a column, by which their (C,) weighted mean is (m,) ``wanted``."""
+    within = np.clip(frequencies, 1e-7, 1.0 - 1e-7)
+    logits = np.log(within / (1.0 - within))
+    for _ in range(_CALIBRATIONS):
+        logits += np.clip(np.log(wanted / np.maximum(weights @ expit(logits), 1e-12)), -0.5, 0.5)
+    return np.asarray(np.clip(expit(logits), 1e-7, 1.0 - 1e-7))

@@ -72,7 +72,7 @@ def class_means(means: Floats, shares: Floats, noise: float, within: Floats | No
     a ridge on a discriminant's coefficients). So noise in directions in which patients vary little, which discriminants divide
     by, is taken out wherever what is there allows it.
     """
-    if not noise:
+    if not noise or not means.size:
         return means
     middle, of_noise = shares @ means, (noise / shares[:, None]) ** 2
     values, vectors = (np.ones(1), None) if within is None else np.linalg.eigh(within)

@@ -1,8 +1,9 @@
 """Latent classes by private EM: every round a sum of what patients have, by how likely each is in which class.
 
-Rounds: 1 sums over all patients; 2 the second moments of the most telling columns, whose largest directions start the classes;
-then steps of EM (Dempster, Laird, Rubin 1977), the last half of them averaged, as in online EM (Cappe and Moulines 2009), so that
-more steps cost little accuracy. Differences between classes that noise explains are taken out at each step.
+Rounds: 1 sums each column alone within each class of the label, by which numbers become normal scores; 2 the second moments of
+the most telling columns, whose largest directions start the classes; then steps of EM (Dempster, Laird, Rubin 1977), the last
+half of them averaged, as in online EM (Cappe and Moulines 2009), so that more steps cost little accuracy. Differences between
+classes that noise explains are taken out at each step. What is drawn has in each class of the label what round 1 says of columns.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
-from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, distributions, evidence
-from polyclinic.synthesis.methods.covariance import denoised, pairs
+from polyclinic.synthesis.methods.bins import Bins, distributions
+from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, evidence, tilted
+from polyclinic.synthesis.methods.classes import distributions as distributions_of
+from polyclinic.synthesis.methods.covariance import class_means, denoised, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import mean_of_rows
@@ -24,6 +27,8 @@ from polyclinic.types import Arrays, Floats, Ints
 
 # Numeric components are shortened to so many times the root of the square that is expected of them.
 _RADIUS = 1.2
+# A class of the label in which cells are there less often than this has as many.
+_SELDOM = 0.05
 # Directions that start the classes, at most.
 _DIRECTIONS = 10
 
@@ -33,8 +38,8 @@ class Latent:
     """A patient's vector: for each class [1, 0/1 numbers, numbers of codes, first and second moments] times its chance.
 
     classes: latent ones. rounds: sums in all, of which two precede EM. most: codes of a set that count. watched: columns in
-    the second moments of round 2. start: number of the public random directions that start the classes. Raises ConfigError
-    for an option out of range.
+    the second moments of round 2. start: number of the public random directions that start the classes. bins: of a numeric
+    column. Raises ConfigError for an option out of range.
     """
 
     layout: Layout
@@ -43,6 +48,7 @@ class Latent:
     most: int = 20
     watched: int = 80
     start: int = 0
+    bins: int = 64
     name: ClassVar[str] = "latent"
     separate: ClassVar[bool] = False
 
@@ -52,33 +58,40 @@ class Latent:
         check_number(self.name, "most", self.most, 1, 10_000, whole=True)
         check_number(self.name, "watched", self.watched, 2, 1000, whole=True)
         check_number(self.name, "start", self.start, 0, 2**31, whole=True)
+        check_number(self.name, "bins", self.bins, 2, 1000, whole=True)
 
     def question(self, round: int, state: Arrays) -> Arrays:
-        """Of round 2 the ``watched`` columns; then ``bias`` and ``weights`` of each class' logarithmic chance."""
+        """The histograms by which numbers become scores; of round 2 the ``watched`` columns; then ``bias`` and ``weights`` of
+        each class' logarithmic chance."""
         if round == 1:
             return {}
+        scored = {"histograms": state["histograms"]}
         if round == 2:
-            return {"watched": state["watched"]}
-        if round == 3:
-            return dict(zip(("bias", "weights"), self._beginning(state), strict=True))
-        return dict(zip(("bias", "weights"), evidence(self._classes_of(state), self._hot), strict=True))
+            return {**scored, "watched": state["watched"]}
+        found = self._beginning(state) if round == 3 else evidence(self._classes_of(state), self._hot)
+        return {**scored, **dict(zip(("bias", "weights"), found, strict=True))}
 
     def size(self, round: int, question: Arrays) -> int:
+        if round == 1:
+            return self.layout.classes * sum(self._alone)
         if round == 2:
             watched = len(question["watched"])
             return watched * (watched + 1) // 2
-        return (1 if round == 1 else self.classes) * (1 + len(self._scale))
+        return self.classes * (1 + len(self._scale))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size); of length at most 1 whatever the rows hold."""
-        features = self._features(z)
+        if round == 1:
+            parts = [self._hot.values(z), self._hot.counts(z), self._bins.histograms(z)]
+            shaped = [part.reshape(len(z), size) for part, size in zip(parts, self._alone, strict=True)]
+            alone = np.concatenate(shaped, axis=1) / self._length
+            return mean_of_rows(self.layout.by_class(z, alone), patient, patients)
+        features = self._features(z, question["histograms"])
         if round == 2:
             chosen = features[:, question["watched"]]
             rows, columns, twice = pairs(chosen.shape[1])
             return mean_of_rows(twice * chosen[:, rows] * chosen[:, columns] / self._watched_square, patient, patients)
         vectors = np.concatenate([np.full((len(z), 1), self._one), features * self._scale], axis=1)
-        if round == 1:
-            return mean_of_rows(vectors, patient, patients)
         height = features @ question["weights"].T + question["bias"]
         chance = np.exp(height - height.max(axis=1, keepdims=True))
         chance /= chance.sum(axis=1, keepdims=True)
@@ -87,7 +100,7 @@ class Latent:
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         if round == 1:
-            return {**state, "pooled": mean, "noise": np.array([noise]), "watched": self._watch(mean)}
+            return self._columns(state, mean * self._length, noise * self._length)
         if round == 2:
             return {**state, "moments": mean, "moments_noise": np.array([noise])}
         kept = max((self.rounds - 2) // 2, 1)
@@ -96,23 +109,83 @@ class Latent:
         level = float(np.hypot((1.0 - weight) * level, weight * noise))
         return {**state, "sums": (1.0 - weight) * before + weight * mean, "sums_noise": np.array([level])}
 
+    def _columns(self, state: Arrays, mean: Floats, noise: float) -> Arrays:
+        """What round 1 says: ``hot`` and ``counts`` of all patients, ``histograms``, and by class of the label ``of_label``
+        frequencies and ``scores``, means of scores."""
+        shares = np.asarray(state["classes"], dtype=np.float64)
+        each = mean.reshape(len(shares), -1)
+        hot, counts, binned = np.split(each, np.cumsum(self._alone)[:-1], axis=1)
+        binned = binned.reshape(len(shares), *self._bins.used.shape)
+        there = self._bins.standing_out(binned.sum(axis=0), noise * np.sqrt(len(shares)))
+        histograms = distributions(binned.sum(axis=0), there)
+        middles = np.where(there, self._bins.middle_scores(histograms), 0.0)
+        # In units of their noise, which is that of the bins by the scores of their middles.
+        unit = np.maximum(np.sqrt((middles**2).sum(axis=1)), 1e-9)
+        seen = np.maximum(np.where(there, binned, 0.0).sum(axis=2) / shares[:, None], _SELDOM)
+        scores = (binned * middles).sum(axis=2) / shares[:, None] / unit
+        found = {
+            "hot": hot.sum(axis=0), "counts": counts.sum(axis=0), "histograms": histograms,
+            "of_label": class_means(hot / shares[:, None], shares, noise),
+            "scores": class_means(scores, shares, noise) * unit / seen,
+        }  # fmt: skip
+        return {**state, **found, "watched": self._watch(found["hot"])}
+
     def synthesizer(self, state: Arrays) -> LatentClasses:
-        found = self._classes_of(state)
+        found, labels = self._classes_of(state), self.layout.classes
         absent = self._absent(found["frequencies"])
         # Missing cells stood at 0 in the sums.
         square = (found["variance"] + found["mean"] ** 2) / (1.0 - absent)
         mean = found["mean"] / (1.0 - absent)
         variance = np.maximum(square - mean**2, found["variance"])
-        frequencies = found["frequencies"].copy()
-        of_all = self._hot.frequencies(self._split(state["pooled"][None]).hot)[0]
-        for number, at in enumerate(self._hot.sets):
-            frequencies[:, at] = calibrated(frequencies[:, at], found["shares"], found["counts"][:, number], of_all[at])
-        changed = {"frequencies": frequencies, "mean": mean, "variance": variance}
-        return LatentClasses(self.layout, {**found, **changed}, self.most)
+        of_class = self._hot.chances(found["frequencies"], len(self._hot.groups) - 1)[:, :-1]
+        weights = (found["shares"][:, None] * of_class).T
+        weights /= weights.sum(axis=1, keepdims=True)
+        wanted, frequencies = self._hot.frequencies(state["of_label"]), np.tile(found["frequencies"], (labels, 1, 1))
+        for label in range(labels):
+            own = frequencies[label]
+            own[:] = tilted(own, weights[label], wanted[label])
+            for number, at in enumerate(self._hot.sets):
+                counts = found["counts"][:, number]
+                own[:, at] = calibrated(found["frequencies"][:, at], weights[label], counts, wanted[label, at])
+        mean, variance = self._standard(found["shares"], mean, variance)
+        middle = self._basis.turned(self._in_place(mean))[:, self._bins.places]
+        changed = {
+            "mean": mean, "variance": variance, "weights": weights, "histograms": state["histograms"],
+            "shift": state["scores"] - weights @ middle,
+            "frequencies": frequencies.reshape(labels * self.classes, -1),
+        }  # fmt: skip
+        return LatentClasses(self.layout, {**found, **changed}, self.most, self.bins)
+
+    def _standard(self, shares: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
+        """Means and variances of components of scores whose mean square is 1, as shortened rows do not leave it."""
+        at = self._bins.places
+        middles = self._basis.turned(self._in_place(mean))[:, at]
+        own = [np.diag(self._basis.turned_square(np.diag(row)))[at] for row in self._in_place(variance)]
+        longer = np.sqrt(len(at) / max(float((shares @ (middles**2 + np.array(own))).sum()), _SELDOM))
+        return mean * longer, variance * longer**2
+
+    def _in_place(self, components: Floats) -> Floats:
+        """(C, P) rows of (C, Q) numeric components."""
+        found = np.zeros((len(components), len(self._basis.numeric)))
+        found[:, self._basis.numeric] = components
+        return found
 
     @cached_property
     def _basis(self) -> Basis:
-        return Basis.of(self.layout)
+        return Basis.of(self.layout).of_scores()
+
+    @cached_property
+    def _bins(self) -> Bins:
+        return Bins.of(self.layout, self.bins)
+
+    @property
+    def _alone(self) -> tuple[int, int, int]:
+        """Of 0/1 numbers, of numbers of codes and of bins in a block of round 1."""
+        return *self._widths[:2], self._bins.used.size
+
+    @property
+    def _length(self) -> float:
+        return float(np.sqrt(self._hot.square + len(self._hot.sets) + len(self._bins.places)))
 
     @cached_property
     def _hot(self) -> Hot:
@@ -147,12 +220,14 @@ class Latent:
         each = np.sqrt(0.5 * numbers) * self._one
         return np.repeat([self._one, self._one, each / self._reach, each / self._reach**2], self._widths)
 
-    def _features(self, z: Floats) -> Floats:
-        """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components and their squares."""
+    def _features(self, z: Floats, histograms: Floats) -> Floats:
+        """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components of scores and their squares."""
         hot = self._hot.values(z)
         parts = [hot, self._hot.counts(z).reshape(len(z), self._widths[1])]
         if self._basis.numeric.any():
-            u = self._basis.forward(z)[:, self._basis.numeric]
+            scored = np.array(z)
+            scored[:, self._bins.places] = self._bins.scores(z, histograms)
+            u = self._basis.forward(scored)[:, self._basis.numeric]
             u *= np.minimum(1.0, self._reach / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300))
             parts += [u, u**2]
         return np.concatenate(parts, axis=1)
@@ -165,14 +240,21 @@ class Latent:
 
     def _classes_of(self, state: Arrays) -> Arrays:
         """The classes of the sums so far."""
-        sums = state["sums"].reshape(self.classes, -1)
-        noise = np.full((1, sums.shape[1]), float(state["sums_noise"][0]))
-        split, pooled, level = self._split(sums), self._split(state["pooled"][None]), self._split(noise)
-        return distributions(split, pooled, level, self._hot, np.asarray(state["classes"], dtype=np.float64))
+        split = self._split(state["sums"].reshape(self.classes, -1))
+        noise = np.full((1, 1 + len(self._scale)), float(state["sums_noise"][0]))
+        sets = (1, len(self._hot.sets), self.most + 1)
+        pooled = Sums(
+            np.ones(1), state["hot"][None], state["counts"].reshape(sets), *(
+                part.sum(axis=0, keepdims=True) for part in (split.first, split.second)
+            ),
+        )  # fmt: skip
+        return distributions_of(
+            split, pooled, self._split(noise), self._hot, np.asarray(state["classes"], dtype=np.float64)
+        )
 
-    def _watch(self, pooled: Floats) -> Ints:
+    def _watch(self, hot: Floats) -> Ints:
         """Numeric components, and of the 0/1 numbers those that vary most: ``watched`` features."""
-        hot = np.clip(self._split(pooled[None]).hot[0], 0.0, 1.0)
+        hot = np.clip(hot, 0.0, 1.0)
         numeric = np.arange(self._widths[2]) + sum(self._widths[:2])
         varying = np.argsort(-hot * (1.0 - hot), kind="stable")
         return np.concatenate([numeric, varying])[: self.watched].astype(np.int64)
@@ -183,7 +265,9 @@ class Latent:
         rows, columns, twice = pairs(len(watched))
         square = np.zeros((len(watched), len(watched)))
         square[rows, columns] = square[columns, rows] = state["moments"] / twice * self._watched_square
-        pooled = state["pooled"][1:] / self._scale
+        # Scores have a mean of 0 and a mean square of 1.
+        numeric = np.repeat([0.0, 1.0], self._widths[2:])
+        pooled = np.concatenate([state["hot"], state["counts"], numeric])
         covariance = denoised(
             square - np.outer(pooled[watched], pooled[watched]), float(state["moments_noise"][0]) * self._watched_square
         )

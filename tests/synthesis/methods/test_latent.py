@@ -7,7 +7,7 @@ import pytest
 
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes
+from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes, tilted
 from polyclinic.synthesis.methods.draws import picked
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
@@ -15,7 +15,7 @@ from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
 from polyclinic.types import Floats
 from tests.synthesis.methods.test_independent import CODES
-from tests.synthesis.tables import MIXED, mixed, rows_of
+from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
 
 
 def patients_of_classes(rows: int, seed: int) -> Floats:
@@ -75,6 +75,32 @@ def test_numeric_columns_have_their_means_and_spread() -> None:
     for name in ("male", "ward", "stage", "died"):
         shares = [table[name].astype(str).value_counts(normalize=True) for table in (real, records)]
         assert shares[0].sub(shares[1], fill_value=0.0).abs().max() < 0.06, name
+
+
+def test_columns_tell_the_label_as_they_do_alone() -> None:
+    """An outcome of a twelfth that three of eight columns tell, each by little, hardly moves latent classes."""
+    rng = np.random.default_rng(0)
+    layout = Layout.of(numbers_only(8, 2))
+    rows = 8_000
+    x = np.clip(rng.normal(size=(rows, 8)) @ np.linalg.cholesky(0.7 * np.eye(8) + 0.3).T, -4, 4)
+    y = (rng.random(rows) < 1 / (1 + np.exp(3.0 - 0.8 * x[:, 0] + 0.8 * x[:, 1] - 0.6 * x[:, 2]))).astype(np.int64)
+    z = np.concatenate([x, np.eye(2)[y]], axis=1)
+    made = fit_centrally(Latent(layout, classes=6, rounds=6), z, np.arange(rows), rows, 0.5, rng)
+    drawn = made.sample(40_000, rng)
+    labels = layout.labels(drawn)
+    for label in (0, 1):
+        np.testing.assert_allclose(drawn[labels == label, :8].mean(axis=0), x[y == label].mean(axis=0), atol=0.12)
+    np.testing.assert_allclose(drawn[:, :8].std(axis=0), x.std(axis=0), rtol=0.12)
+
+
+def test_tilted_frequencies_have_the_mean_that_is_wanted() -> None:
+    rng = np.random.default_rng(0)
+    frequencies, weights = rng.uniform(0.05, 0.9, (4, 30)), rng.dirichlet(np.ones(4))
+    wanted = weights @ frequencies * rng.uniform(0.5, 1.2, 30)
+    found = tilted(frequencies, weights, wanted)
+    np.testing.assert_allclose(weights @ found, wanted, rtol=5e-3)
+    np.testing.assert_array_equal(np.argsort(found, axis=0), np.argsort(frequencies, axis=0))
+    np.testing.assert_allclose(tilted(frequencies, weights, weights @ frequencies), frequencies, rtol=1e-9)
 
 
 def test_differences_that_noise_explains_are_taken_out() -> None:

@@ -37,20 +37,19 @@ class Bins:
         """Raises nothing; ``bins`` at least 2."""
         places = np.flatnonzero(layout.numeric)
         low, high = (bound[places] for bound in layout.bounds)
-        counts = np.full(len(places), bins)
+        steps = np.zeros(len(places))
         for column, at in layout.columns:
-            steps = len(column.categories) - 1.0
-            if column.kind == "integer" and column.bounds is not None:
-                steps = column.bounds[1] - column.bounds[0]
-            if column.kind in ("integer", "ordinal") and steps < bins:
-                counts[np.flatnonzero(places == at.start)] = round(steps) + 1
-        step = (high - low) / np.maximum(counts - 1, 1)
-        whole = counts < bins
-        # Each whole number stands in the middle of its bin.
-        low, high = np.where(whole, low - step / 2, low), np.where(whole, high + step / 2, high)
+            if column.kind == "ordinal":
+                steps[_within(places, at)] = len(column.categories) - 1
+            elif column.bounds is not None and (column.kind == "integer" or column.whole):
+                steps[_within(places, at)] = round(column.bounds[1] - column.bounds[0])
+        counts = np.where(steps > 0, np.minimum(steps + 1, bins), bins).astype(np.int64)
+        # Each whole number stands in the middle of its own share of a bin.
+        half = np.where(steps > 0, (high - low) / np.maximum(steps, 1) / 2, 0.0)
+        low, high = low - half, high + half
         indicator = np.full(layout.features, -1)
         indicator[layout.nullable] = np.arange(layout.missing.start, layout.missing.stop)
-        return cls(places, low, (high - low) / counts, counts, whole, indicator[places])
+        return cls(places, low, (high - low) / counts, counts, counts == steps + 1, indicator[places])
 
     @property
     def most(self) -> int:
@@ -107,6 +106,10 @@ class Bins:
             edges = low + width * np.arange(len(upto))
             found[:, column] = np.interp(chance[:, column] * upto[-1], upto, edges)
         return found
+
+
+def _within(places: Ints, at: slice) -> Bools:
+    return np.asarray((places >= at.start) & (places < at.stop))
 
 
 def _normal(chances: Floats) -> Floats:

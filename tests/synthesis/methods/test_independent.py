@@ -67,6 +67,32 @@ def test_whole_numbers_have_bins_of_their_own() -> None:
     assert (shares[~bins.used] == 0).all()
 
 
+WHOLE = Layout.of(Schema(name="whole", unit="record", columns=(
+    Column(name="medicines", kind="trajectory", steps=3, bounds=(0.0, 8.0), whole=True),
+    Column(name="age", kind="integer", bounds=(18.0, 117.0)),
+    Column(name="died", kind="binary", role="label"))))  # fmt: skip
+
+
+@pytest.mark.parametrize("bins", [9, 10, 64])
+def test_whole_numbers_are_not_shifted_by_bins(bins: int) -> None:
+    rng = np.random.default_rng(0)
+    seen = np.column_stack([rng.binomial(8, 0.3, (4_000, 3)), rng.integers(40, 90, 4_000)])
+    low, high = np.array([0, 0, 0, 18.0]), np.array([8, 8, 8, 117.0])
+    z = WHOLE.rows(2 * (seen - low) / (high - low) - 1, np.zeros(4_000, dtype=np.int64))
+    found = Bins.of(WHOLE, bins)
+    assert found.whole.tolist() == [True, True, True, False]
+    shares = distributions(found.histograms(z).mean(axis=0), found.used)
+    scores = found.scores(z, shares)
+    np.testing.assert_allclose(scores.mean(axis=0), 0.0, atol=0.05)
+    np.testing.assert_allclose((scores[:, :3] ** 2).mean(axis=0), 1.0, atol=1e-6)
+    assert 0.8 < (scores[:, 3] ** 2).mean() < 1.05
+    drawn = np.zeros((40_000, WHOLE.width))
+    drawn[:, found.places] = found.quantiles(rng.random((40_000, 4)), shares)
+    again = WHOLE.decode(drawn).iloc[:, :4].to_numpy(dtype=float)
+    np.testing.assert_allclose(again.mean(axis=0), seen.mean(axis=0), atol=0.35)
+    np.testing.assert_allclose(again[:, :3].mean(axis=0), seen[:, :3].mean(axis=0), atol=0.03)
+
+
 def test_rare_codes_are_not_multiplied_by_noise() -> None:
     layout = Layout.of(CODES)
     rng = np.random.default_rng(0)

@@ -45,6 +45,7 @@ class Privacy(Keys):
     patients_per_site: int = Field(
         0,
         ge=0,
+        le=1_000_000_000,
         description="A public number of patients of each hospital, which divides batch sums; 0 has it paid for.",
     )
 

@@ -309,7 +309,7 @@ def _gradients(target: Target) -> dict[str, Any] | None:
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     plain = replace(
-        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        settings, learning_rate=1.0, sample_rate=1.0, local_steps=1, optimizer="sgd", momentum=0.0, weight_decay=0.0, radius=0.0,
         batching="poisson", noise=None, denoise="none", double=True,
     )  # fmt: skip
     wide = {name: value.astype(np.float64) for name, value in arrays.items()}

@@ -75,7 +75,9 @@ def synthesize(
         drawn = {
             "method": {"name": statement.get("model") or statement.get("method"), "class": type(synthesizer).__name__},
             "rows": number_of_rows, "sets": sets, "seed": seed,
-            "inference": inference_of(run.summary_json(), sets, able.together if able else [], able.patients if able else None),
+            "inference": inference_of(
+                run.summary_json(), sets, able.together if able else [], able.patients if able else None, bool(conditions)
+            ),
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],

@@ -50,6 +50,10 @@ TRUST = (
 )
 
 
+#: Of fewer sets of models drawn anew rule 'full' gives intervals many times too wide.
+FEWEST_SETS = 10
+
+
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """The privacy of a run's summary: of all its hospitals together, and of each; None of a run without privacy."""
     found = summary["privacy"]
@@ -89,28 +93,31 @@ def guarantee_of(summary: Mapping[str, Any]) -> str:
 
 
 def inference_of(
-    summary: Mapping[str, Any], sets: int, together: Sequence[tuple[str, str]], patients: float | None
-) -> dict[str, Any]:
+    summary: Mapping[str, Any], sets: int, together: Sequence[tuple[str, str]], patients: float | None,
+    conditioned: bool = False,
+) -> dict[str, Any]:  # fmt: skip
     """Which rule of ``synthesis.combining`` gives intervals that hold, and for which analyses.
 
     together: the pairs of columns that were measured together, of a generator that was drawn anew for each of several sets, and
-    of how many ``patients``, as far as the run released it.
+    of how many ``patients``, as far as the run released it. conditioned: whether rows are of values that were asked for: shares
+    are then what was asked, and no rule is right.
     """
-    anew = bool(together) and sets > 1
-    rule = None if privacy_of(summary) is not None else "partial" if sets > 1 else "single"
+    anew, counted = bool(together) and sets > 1, bool(together) and sets >= FEWEST_SETS and not conditioned
+    private = privacy_of(summary) is not None or conditioned or anew
+    rule = "full" if counted else None if private else "partial" if sets > 1 else "single"
     return {
-        "rule": "full" if anew else rule,
+        "rule": rule,
         "models": "drawn anew for each set" if anew else "one",
         "patients": patients,
         "measured_together": [list(pair) for pair in together],
-        "trust": TRUST if anew else None,
+        "trust": TRUST if counted else None,
     }
 
 
 def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] = ()) -> list[str]:
     """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set."""
     if together:
-        return [TRUST] if sets > 1 else [UNDER_COVER_ANEW]
+        return [TRUST] if sets >= FEWEST_SETS else [UNDER_COVER_ANEW]
     private = privacy_of(summary) is not None
     return [UNDER_COVER_PRIVACY] * private + [UNDER_COVER_ONE] * (sets == 1)
 

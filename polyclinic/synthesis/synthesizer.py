@@ -91,5 +91,5 @@ def load(path: Path, layout: Layout) -> Synthesizer:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             meta = json.loads(file.metadata()[_META])
         return made_again(layout, meta, arrays)
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, ImportError, AttributeError) as error:
+    except (OSError, SafetensorError, LookupError, TypeError, ValueError, ImportError, AttributeError) as error:
         raise DataError(f"{path} holds no synthesizer of this schema: {type(error).__name__}.") from None

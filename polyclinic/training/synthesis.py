@@ -138,15 +138,18 @@ class SumsTask(Judged):
         self._probe()
 
     def _probe(self) -> None:
-        """Raises ConfigError unless made-up records have vectors of the sum's size, the same together as alone."""
+        """Raises ConfigError unless made-up patients of one, two and four records have vectors of finite numbers and the sum's
+        size, the same together as alone: else a question could fail by what a hospital's patients are like."""
         method, given = self.method, self._given
-        layout, rng = method.layout, np.random.default_rng(0)
-        z = layout.rows(rng.uniform(-1, 1, (3, layout.features)), layout.some_labels(3))
+        layout, rng, patient = method.layout, np.random.default_rng(0), np.repeat([0, 1, 2], [1, 2, 4])
+        z = layout.rows(rng.uniform(-1, 1, (7, layout.features)), layout.some_labels(7))
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
         try:
-            found = method.contributions(self._round, given, z, np.arange(3), 3)
+            found = method.contributions(self._round, given, z, patient, 3)
             alone = [
-                method.contributions(self._round, given, z[at : at + 1], np.zeros(1, dtype=np.int64), 1)
+                method.contributions(
+                    self._round, given, z[patient == at], np.zeros((patient == at).sum(), dtype=np.int64), 1
+                )
                 for at in range(3)
             ]
             size = self.size
@@ -154,7 +157,9 @@ class SumsTask(Judged):
             raise ConfigError(
                 f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
             ) from error
-        if not np.allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-9, equal_nan=True):
+        if not np.isfinite(found).all():
+            raise ConfigError(f"The question of round {self._round} gives {method.name} vectors that are not finite.")
+        if not np.allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-9):
             raise ConfigError(f"The method {method.name} mixes patients: one's rows change another's part of the sum.")
         if found.shape[1] != size:
             raise ConfigError(f"The method {method.name} sums {found.shape[1]} numbers, but says that it sums {size}.")

@@ -333,7 +333,7 @@ def mean_age(rows: pd.DataFrame) -> tuple[float, float]:
 def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits(run: Path, tmp_path: Path) -> None:
     layout = Layout.of(SCHEMA)
     save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
-    path = synthesize(run, 2000, tmp_path / "several.csv", sets=4)
+    path = synthesize(run, 2000, tmp_path / "several.csv", sets=10)
     found = json.loads(path.read_text())
     assert found["inference"] == {
         "rule": "full",
@@ -343,9 +343,9 @@ def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits
         "trust": certificates.TRUST,
     }
     assert found["warnings"] == [certificates.TRUST]
-    means = [pd.read_csv(tmp_path / f"several-0{number}.csv")["age"].mean() for number in (1, 2, 3, 4)]
+    means = [pd.read_csv(tmp_path / f"several-{number:02}.csv")["age"].mean() for number in range(1, 11)]
     assert np.std(means) > 1.0, "2,000 rows of one model differ by 0.5"
-    synthesize(run, 2000, tmp_path / "again.csv", sets=4)
+    synthesize(run, 2000, tmp_path / "again.csv", sets=10)
     assert (tmp_path / "again-03.csv").read_text() == (tmp_path / "several-03.csv").read_text()
     inference = analyse_sets(path, ["age", "died", "sex"], mean_age)
     expected = combine(
@@ -359,8 +359,19 @@ def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits
     (tmp_path / "several-02.csv").write_text("age\n")
     with pytest.raises(DataError, match="several-02.csv is missing or not as"):
         analyse_sets(path, ["age"], mean_age)
-    one = json.loads(synthesize(run, 5, tmp_path / "one.csv").read_text())
-    assert one["inference"]["rule"] is None and one["warnings"] == [certificates.UNDER_COVER_ANEW]
+    one, few = (json.loads(synthesize(run, 5, tmp_path / f"few{sets}.csv", sets=sets).read_text()) for sets in (1, 9))
+    assert one["inference"]["rule"] is None and few["inference"]["rule"] is None
+    assert one["warnings"] == few["warnings"] == [certificates.UNDER_COVER_ANEW]
+
+
+def test_rows_of_values_that_were_asked_for_have_no_rule(run: Path, tmp_path: Path) -> None:
+    """A share of deaths is then what was asked for."""
+    layout = Layout.of(SCHEMA)
+    save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
+    path = synthesize(run, "died=yes:30,died=no:30", tmp_path / "several.csv", sets=10)
+    assert json.loads(path.read_text())["inference"]["rule"] is None
+    with pytest.raises(ConfigError, match="names no rule"):
+        analyse_sets(path, ["died"], mean_age)
 
 
 def test_a_certificate_names_no_rule_where_none_is_right(run: Path, tmp_path: Path) -> None:

@@ -16,10 +16,11 @@ import numpy as np
 from polyclinic.types import Bools, Floats, Ints
 
 _LOG_ROOT = 0.5 * np.log(2 * np.pi)
-# Draws of a flow for its mean and covariance, at least; as many for each of its numbers; and what is added to each variance.
+# Draws of a flow for its mean and covariance, at least; as many for each of its numbers; and the share that is added to each
+# variance, or to 1 where that is more.
 _DRAWS, _EACH, _RIDGE = 256, 4, 1e-3
-# Rows whose equations are solved at once.
-_AT_ONCE = 1024
+# Numbers of the equations that are solved at once.
+_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +42,8 @@ def law_of(inverse: Callable[[Floats], Floats], features: int, low: Floats, high
     """
     v = np.clip(np.nan_to_num(inverse(_even_draws(features))), low, high)
     centred = v - v.mean(0)
-    return Law(v.mean(0), centred.T @ centred / len(v) + _RIDGE * np.eye(features))
+    covariance = centred.T @ centred / len(v)
+    return Law(v.mean(0), covariance + np.diag(_RIDGE * np.maximum(np.diag(covariance), 1.0)))
 
 
 def filled(
@@ -55,8 +57,9 @@ def filled(
     out, log_density, some_absent = np.array(v, dtype=np.float64), np.zeros(len(v)), absent.any(1)
     for label in np.unique(labels[some_absent]):
         law, rows = laws[int(label)], np.flatnonzero((labels == label) & some_absent)
-        for start in range(0, len(rows), _AT_ONCE):
-            some = rows[start : start + _AT_ONCE]
+        count = max(1, _AT_ONCE // v.shape[1] ** 2)
+        for start in range(0, len(rows), count):
+            some = rows[start : start + count]
             out[some], log_density[some] = _conditional(v[some], absent[some], law, normal[some], low, high)
     return out, log_density
 

@@ -7,6 +7,7 @@ library and takes any label; a pool of drawn rows would repeat its rows and run 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -89,11 +90,16 @@ class NetworkSynthesizer:
 
     @property
     def together(self) -> list[tuple[str, str]]:
-        """The pairs of columns, by their names, that were measured together."""
+        """The pairs of columns, by their names, that were measured together; of a column of codes, all of its codes."""
         if self.evidence is None:
             return []
         names = [one.name for one in self.table.attributes[:-1]] + [self.layout.schema.label.name]
-        return [(names[pair[0]], names[pair[1]]) for pair in sorted(self.evidence.cliques) if len(pair) == 2]
+        pairs = [(names[pair[0]], names[pair[1]]) for pair in sorted(self.evidence.cliques) if len(pair) == 2]
+        of, measured = Counter(names), Counter(pairs)
+        return [
+            (one, two) for one, two in dict.fromkeys(pairs)
+            if measured[one, two] == (of[one] * of[two] if one != two else of[one] * (of[one] - 1) // 2)
+        ]  # fmt: skip
 
     def merged_cells(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Ints:
         """(rows, A) cells after ``merged``."""

@@ -14,6 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins, distributions
@@ -80,7 +81,11 @@ class Latent:
         return self.classes * (1 + len(self._scale))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size); of length at most 1 whatever the rows hold."""
+        """(patients, size); of length at most 1 whatever the rows hold.
+
+        Raises ConfigError, whatever the rows, for a question whose arrays are of other shapes.
+        """
+        self._check(round, question)
         if round == 1:
             parts = [self._hot.values(z), self._hot.counts(z), self._bins.histograms(z)]
             shaped = [part.reshape(len(z), size) for part, size in zip(parts, self._alone, strict=True)]
@@ -97,6 +102,19 @@ class Latent:
         chance /= chance.sum(axis=1, keepdims=True)
         split = (chance[:, :, None] * vectors[:, None, :]).reshape(len(z), self.size(round, question))
         return mean_of_rows(split, patient, patients)
+
+    def _check(self, round: int, question: Arrays) -> None:
+        features = len(self._scale)
+        wanted: dict[str, tuple[int, ...]] = {} if round == 1 else {"histograms": self._bins.used.shape}
+        if round > 2:
+            wanted |= {"bias": (self.classes,), "weights": (self.classes, features)}
+        for name, shape in wanted.items():
+            if question[name].shape != shape:
+                raise ConfigError(f"The question's {name} must have shape {shape}.")
+        if round == 2:
+            watched = question["watched"]
+            if watched.ndim != 1 or watched.dtype.kind not in "iu" or not ((watched >= 0) & (watched < features)).all():
+                raise ConfigError(f"The question's watched must be whole numbers from 0 to {features - 1}.")
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         if round == 1:

@@ -73,6 +73,8 @@ class Moments:
         if round < self.rounds:
             binned = self._bins.histograms(z).reshape(len(z), self._bins.used.size)
             return mean_of_rows(binned / np.sqrt(max(len(self._bins.places), 1)), patient, patients)
+        if question and question["histograms"].shape != self._bins.used.shape:
+            raise ConfigError(f"The question's histograms must have shape {self._bins.used.shape}.")
         u = self._basis.forward(self._scores(z, question) if question else z)
         u = u * np.minimum(1.0, self._longest / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300))
         first, second = self._weights

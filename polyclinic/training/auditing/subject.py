@@ -135,7 +135,7 @@ def noisy_sums(
     """
     scale = _SMALL / settings.max_grad_norm
     plain = replace(
-        settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0,
+        settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0, radius=0.0,
         denoise="none", local=_watched(subject, settings.local),
     )  # fmt: skip
     names, seen = privatised(subject, build, arrays), subject.views(settings)

@@ -158,19 +158,29 @@ def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings,
     v, size = bounded.rows, bounded.rows.shape[1]
     inverse = perturbation.inverse_temperature(bounded, strength, settings.noise_multiplier)
     point = minimise(bounded, strength)
-    margins = v @ point
-    losses, pull = np.logaddexp(0.0, -margins), _sigmoid(-margins)
-    centre = point - (strength * point - pull @ v) / strength
+    pull = _sigmoid(-(v @ point))
+    middle = (pull @ v - strength * point) / strength
     batch = 1
     while True:
-        drawn = centre + stream.normal((batch, size)) / np.sqrt(inverse * strength)
-        ahead = drawn @ v.T
-        above = (np.logaddexp(0.0, -ahead) - losses + pull * (ahead - margins)).sum(axis=1)
+        apart = middle + stream.normal((batch, size)) / np.sqrt(inverse * strength)
+        above = _above_tangent(apart @ v.T, pull).sum(axis=1)
         with np.errstate(divide="ignore"):
             accepted = np.log(stream.uniform(batch)) <= -inverse * above
         if accepted.any():
-            return np.asarray(drawn[np.argmax(accepted)])
+            return np.asarray(point + apart[np.argmax(accepted)])
         batch = max(1, min(2 * batch, _NUMBERS_AT_ONCE // len(v)))
+
+
+def _above_tangent(moved: Reals, pull: Reals) -> Reals:
+    """(n, rows) how far logistic losses lie above their tangents where margins have ``moved``, of (rows,) slopes -``pull``.
+
+    Differences of losses would round a small move to none and leave the tangent's, which decides what is drawn: this is as exact
+    as the move itself, however small.
+    """
+    with np.errstate(divide="ignore"):
+        near = np.log1p(pull * np.expm1(-np.clip(moved, -1.0, 1.0)))
+        far = np.logaddexp(np.log1p(-pull), np.log(pull) - moved)
+    return np.asarray(np.where(np.abs(moved) < 1.0, near, far) + pull * moved)
 
 
 _MECHANISMS: dict[Mechanism, Callable[[BoundedRows, float, TrainSettings, Stream], Reals]] = {

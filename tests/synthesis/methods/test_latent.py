@@ -7,12 +7,14 @@ import pytest
 
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes, tilted
 from polyclinic.synthesis.methods.draws import picked
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.sums import fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
+from polyclinic.training.synthesis import ROUND, SumsTask
 from polyclinic.types import Floats
 from tests.synthesis.methods.test_independent import CODES
 from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
@@ -171,6 +173,32 @@ def test_poor_tables_and_few_rounds_do_not_crash(noise: float, rounds: int) -> N
         made = fit_centrally(method, z, np.arange(len(z)), max(len(z), 1), noise, rng)
         layout.decode(made.sample(20, rng))
         assert made.sample(0, rng).shape == (0, layout.width)
+
+
+@pytest.mark.parametrize("wrong", [{"bias": np.zeros((3, 1))}, {"weights": np.zeros(7)}, {"histograms": np.ones(4)}])
+def test_a_question_of_other_shapes_is_refused_whatever_the_rows(wrong: dict[str, Floats]) -> None:
+    """Broadcast, such arrays would fail or not by how many rows there are."""
+    layout = Layout.of(MIXED)
+    method = Latent(layout, classes=3, rounds=4)
+    used = Bins.of(layout, method.bins).used
+    fitting = {"histograms": used / used.sum(axis=1, keepdims=True), "bias": np.zeros(3),
+               "weights": np.zeros((3, len(method._scale)))}  # fmt: skip
+    z = rows_of(layout, mixed(3, 1))
+    assert method.contributions(3, fitting, z, np.arange(3), 3).shape == (3, method.size(3, fitting))
+    with pytest.raises(ConfigError, match=f"{next(iter(wrong))} must have shape"):
+        method.contributions(3, {**fitting, **wrong}, z, np.arange(3), 3)
+    with pytest.raises(ConfigError, match="watched must be whole numbers"):
+        method.contributions(2, {**fitting, "watched": np.array([-1])}, z, np.arange(3), 3)
+
+
+def test_a_question_that_makes_vectors_infinite_is_refused_before_any_row_is_read() -> None:
+    layout = Layout.of(MIXED)
+    method = Latent(layout, classes=3, rounds=4)
+    used = Bins.of(layout, method.bins).used
+    question = {ROUND: np.array([3]), "histograms": -used.astype(np.float64), "bias": np.zeros(3),
+                "weights": np.zeros((3, len(method._scale)))}  # fmt: skip
+    with pytest.raises(ConfigError, match="vectors that are not finite"):
+        SumsTask(method).asked(question)
 
 
 @pytest.mark.parametrize("option, value", [("classes", 0), ("rounds", 2), ("most", 0), ("watched", 1), ("start", -1)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from decimal import Decimal, getcontext
 from pathlib import Path
 from typing import Any
 
@@ -201,6 +202,35 @@ def test_the_exponential_mechanism_draws_from_its_density(patients: int, strengt
     assert kstest(draws, lambda at: np.interp(at, w, below / below[-1])).pvalue > 1e-3
     if not patients:
         assert inverse * strength == pytest.approx((noise * perturbation.minimiser_sensitivity(v, strength)) ** -2)
+
+
+@pytest.mark.parametrize("size", [1e-20, 1e-12, 1e-6, 1e-3, 0.9, 3.0, 50.0, 800.0])
+def test_how_far_losses_lie_above_their_tangents_is_exact_however_small_the_move(size: float) -> None:
+    getcontext().prec = 80
+    margins = np.array([-30.0, -2.0, 0.0, 0.7, 25.0])
+    pull = 1.0 / (1.0 + np.exp(margins))
+    for move in (size, -size):
+        found = convex._above_tangent(np.full((1, 5), move), pull)[0]
+        for one, value in zip(pull, found, strict=True):
+            p, d = Decimal(float(one)), Decimal(move)
+            exact = float((1 + p * ((-d).exp() - 1)).ln() + p * d)
+            # Of a move below the root of the rounding error what is left is nothing beside the move.
+            assert abs(value - exact) <= 1e-12 * exact + 3e-16 * float(p) * size
+
+
+def test_the_exponential_mechanism_draws_its_law_at_settings_that_make_moves_tiny() -> None:
+    """A lying coordinator may give any. Differences of losses would leave the tangents alone and cut the draw to a half-space."""
+    norm, decay = 1e-6, 1e6
+    rows = np.random.default_rng(0).normal(size=(200, 3))
+    v = BoundedRows(norm * rows / np.linalg.norm(rows, axis=1, keepdims=True), norm)
+    strength = decay * 200
+    step, stream = settings(noise_multiplier=5.0), keyed_stream(0, "noise", 1)
+    inverse = perturbation.inverse_temperature(v, strength, 5.0)
+    centre = convex.minimise(v, strength)
+    draws = np.array([convex._exponential(v, strength, step, stream) for _ in range(1500)]) - centre
+    direction = rows.sum(axis=0) / np.linalg.norm(rows.sum(axis=0))
+    scaled = draws @ direction * np.sqrt(inverse * strength)
+    assert abs(scaled.mean()) < 0.1 and 0.8 < scaled.std() < 1.05
 
 
 @pytest.mark.slow

@@ -247,8 +247,9 @@ def test_the_last_layers_gradient_of_one_patient_tells_the_label(seed: int, clas
     last = gradients.last_layer(module)
     nn.functional.cross_entropy(module(x), torch.tensor([label])).backward()
     bias = module.get_parameter(f"{last}bias").grad
+    assert bias is not None
     for scale in (1.0, 0.01):
-        read = gradients.labels_from_last_layer(scale * bias.numpy(), np.full(classes, 1 / classes), 1)  # type: ignore[union-attr]
+        read = gradients.labels_from_last_layer(scale * bias.numpy(), np.full(classes, 1 / classes), 1)
         assert read.tolist() == [label]
 
 

@@ -136,8 +136,17 @@ def _targets(
 
     def target(what: str, audits: list[dict[str, Any]], goal: int) -> Target:
         alarms = sum(bool(one["caught_by"]) for one in audits)
-        met = alarms == goal if len(audits) >= SEEDS else None
-        return Target("R17", what, "", f"{alarms} of {len(audits)}", f"{goal} of {len(audits)}", met)
+        why = "" if len(audits) >= SEEDS else f"{len(audits)} seeds; R17 asks {SEEDS}"
+        return Target(
+            "R17",
+            what,
+            "",
+            f"{alarms} of {len(audits)}",
+            f"{goal} of {len(audits)}",
+            alarms == goal,
+            len(audits),
+            why=why,
+        )
 
     return (
         *(target(f"{name}: alarms", audits, 0) for name, audits in sound.items()),

@@ -10,8 +10,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from polyclinic.experiments import Asked, Findings, Say, markdown
-from polyclinic_studies.flows.gdp_claims import PAPER, UNACCOUNTED, Claim, Line, line
+from polyclinic.experiments import Asked, Findings, Say, Target, markdown
+from polyclinic_studies.flows.gdp_claims import CLOSE, PAPER, UNACCOUNTED, Claim, Line, duality_gap, line
 from polyclinic_studies.tables import BLUE, GREY, ORANGE
 
 _QUICK = 2
@@ -25,7 +25,24 @@ def run(asked: Asked, say: Say) -> Findings:
         say(f"{claim.experiment}, sigma {claim.noise_multiplier:g}: claimed {claim.epsilon:g}, "
             f"PLD {lines[-1].epsilon['add-remove']['pld']:.3f}")  # fmt: skip
     results = {"lines": [_json(row) for row in lines], "unaccounted": dict(UNACCOUNTED)}
-    return Findings({"claims": len(lines)}, (), results, table(lines), {"claims": _figure(lines)})
+    return Findings({"claims": len(lines)}, _targets(lines), results, table(lines), {"claims": _figure(lines)})
+
+
+def _targets(lines: list[Line]) -> tuple[Target, ...]:
+    """R5 asks half a per cent."""
+    added = [row.epsilon["add-remove"] for row in lines]
+    pairs: tuple[tuple[str, list[float]], ...] = (
+        (
+            "ε by GDP at the published noise, from the claimed ε: largest of all lines",
+            [duality_gap(row.claim) for row in lines],
+        ),
+        ("ε by PLD, from Opacus' PRV: largest of all lines", [one["pld"] / one["prv"] - 1 for one in added]),
+    )
+    return tuple(
+        Target("R5", what, "", f"{max(abs(value) for value in values):.2%}", "within .5 %",
+               max(abs(value) for value in values) <= CLOSE, exact="accounting")
+        for what, values in pairs
+    )  # fmt: skip
 
 
 def _json(row: Line) -> dict[str, Any]:

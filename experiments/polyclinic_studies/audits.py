@@ -87,7 +87,7 @@ def run(asked: Asked, say: Say) -> Findings:
         "that so many audits allow (Clopper and Pearson).\n\n"
         f"{_table(sound)}\nWhat must be flagged, and how often it was.\n\n{_table(wrong)}"
     )
-    targets = () if asked.quick else _targets(sound, wrong)
+    targets = () if asked.quick else (*_targets(sound, wrong), *_not_run(sound, wrong))
     config = {"seeds": seeds, "canaries": CANARIES, "guesses": GUESSES, "common": COMMON, "trainers": dict(trainers)}
     return Findings(config, targets, {"trainers": sound, "faults": wrong}, tables)
 
@@ -152,3 +152,13 @@ def _targets(
         *(target(f"{name}: alarms", audits, 0) for name, audits in sound.items()),
         *(target(f"{name}: flagged", audits, len(audits)) for name, audits in wrong.items()),
     )
+
+
+def _not_run(sound: Mapping[str, Any], wrong: Mapping[str, Any]) -> tuple[Target, ...]:
+    """R17 is of every trainer and of every fault: a part of them does not meet it."""
+    return tuple(
+        Target("R17", f"{name}: {what}", "", "-", goal, None, 0, why="not run")
+        for every, found, what, goal in ((TRAINERS, sound, "alarms", f"0 of {SEEDS}"),
+                                         (FAULTS, wrong, "flagged", f"{SEEDS} of {SEEDS}"))
+        for name in every if name not in found
+    )  # fmt: skip

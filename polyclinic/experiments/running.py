@@ -28,7 +28,11 @@ def reproduce(name: str, asked: Asked, say: Say) -> dict[str, Any]:
     Parts that are finished there under the same settings are not run again. Raises ConfigError for what the experiment
     does not take.
     """
-    experiment = experiment_named(name)
+    return carry_out(name, experiment_named(name), asked, say)
+
+
+def carry_out(name: str, experiment: Experiment, asked: Asked, say: Say) -> dict[str, Any]:
+    """``reproduce`` of an experiment that need not be installed."""
     _check(name, experiment, asked)
     try:
         asked.out.mkdir(parents=True, exist_ok=True)

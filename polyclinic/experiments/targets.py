@@ -67,7 +67,7 @@ class Target:
         if self.seeds < FEWEST[self.of]:
             return f"{self.repeats}; a verdict needs {FEWEST[self.of]}"
         if self.met and self.margin is not None and self.margin < SURE:
-            return f"met by {max(self.margin, 0.0):.1f} standard errors only: other seeds may miss it"
+            return f"met by {self.margin:.2f} standard errors, fewer than {SURE:g}: other seeds may miss it"
         return ""
 
     @property

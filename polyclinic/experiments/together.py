@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.errors import DataError
-from polyclinic.experiments.experiment import Asked, Say, experiments, markdown
-from polyclinic.experiments.running import RESULTS, reproduce
+from polyclinic.experiments.experiment import Asked, Experiment, Say, markdown
+from polyclinic.experiments.running import RESULTS, carry_out
 from polyclinic.experiments.targets import RULE, Target, target_of, verdict_of
 from polyclinic.files import NewFile, write_files
 
@@ -31,22 +31,22 @@ class Result:
     targets: tuple[Target, ...]
 
 
-def run_all(out: Path, quick: bool, say: Say) -> dict[str, str]:
-    """Run every installed experiment into a folder of its name in ``out``, unless it is finished there.
+def run_all(known: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -> dict[str, str]:
+    """Run every one of the ``known`` experiments into a folder of its name in ``out``, unless it is finished there.
 
     One that fails does not stop the others: what comes back says, by name, why it failed.
     """
-    installed, failed = experiments(), {}
-    left = [name for name in installed if not _finished(out / name, quick)]
-    hours = sum(installed[name].hours for name in left)
+    failed: dict[str, str] = {}
+    left = [name for name in known if not _finished(out / name, quick)]
+    hours = sum(known[name].hours for name in left)
     cost = "" if quick else f", about {_duration(hours)} of one core in all"
-    say(f"{len(left)} of {len(installed)} experiments are to be run{cost}; stopped, they go on where they were.")
+    say(f"{len(left)} of {len(known)} experiments are to be run{cost}; stopped, they go on where they were.")
     for number, name in enumerate(left, 1):
-        takes = "" if quick else f", about {_duration(installed[name].hours)}"
+        takes = "" if quick else f", about {_duration(known[name].hours)}"
         say(f"{number} of {len(left)}, {name}{takes}: begins")
         begun = time.monotonic()
         try:
-            reproduce(name, Asked(out / name, quick=quick), say)
+            carry_out(name, known[name], Asked(out / name, quick=quick), say)
         except Exception as error:  # noqa: BLE001  one experiment's fault is not the others'
             failed[name] = str(error) or type(error).__name__
         word = f"failed: {failed[name]}" if name in failed else "done"
@@ -54,13 +54,15 @@ def run_all(out: Path, quick: bool, say: Say) -> dict[str, str]:
     return failed
 
 
-def gather(out: Path) -> dict[str, Any]:
+def gather(known: Mapping[str, Experiment], out: Path) -> dict[str, Any]:
     """Write targets.json and targets.md into ``out`` from every folder's results.json there, and return the former.
+
+    ``known``: the experiments that are to be there, which say what their goals are.
 
     Raises DataError for results that cannot be read.
     """
     found = results(out)
-    whole = together(found)
+    whole = together(known, found)
     text = page(whole)
     out.mkdir(parents=True, exist_ok=True)
     files = {TARGETS: json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n", TARGETS_TABLE: text}
@@ -73,11 +75,10 @@ def results(out: Path) -> list[Result]:
     return [_read(path) for path in sorted(out.glob(f"*/{RESULTS}"))]
 
 
-def together(found: Sequence[Result]) -> dict[str, Any]:
+def together(known: Mapping[str, Experiment], found: Sequence[Result]) -> dict[str, Any]:
     """The table of all targets as JSON: ``goals`` has a line for each numbered id, ``own`` one for each experiment's others."""
     words: dict[str, str] = {}
-    installed = experiments()
-    for experiment in installed.values():
+    for experiment in known.values():
         words |= {id: text for id, text in experiment.goals.items() if id not in words}
     numbered: dict[str, list[tuple[Result, Target]]] = {id: [] for id in words}
     own: dict[str, list[tuple[Result, Target]]] = {}
@@ -92,7 +93,7 @@ def together(found: Sequence[Result]) -> dict[str, Any]:
         "quick": any(result.quick for result in found),
         "goals": [{"id": id, "what": words.get(id, ""), **_line(numbered[id])} for id in order],
         "own": [{"experiment": name, **_line(own[name])} for name in sorted(own)],
-        "not run": sorted(installed.keys() - {result.experiment for result in found}),
+        "not run": sorted(known.keys() - {result.experiment for result in found}),
         "targets": [
             {"experiment": result.experiment, "commit": result.commit, **asdict(target)} for result, target in rows
         ],

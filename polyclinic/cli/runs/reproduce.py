@@ -72,14 +72,15 @@ def reproduce(
 
 def _all(out: Path, run: bool, quick: bool, as_json: bool) -> None:
     with loading():
+        from polyclinic.experiments import experiments
         from polyclinic.experiments.together import TARGETS_TABLE, gather, run_all
 
-    progress = console(as_json=True)
+    known, progress = experiments(), console(as_json=True)
     failed: dict[str, str] = {}
     with json_alone(as_json):
         if run:
-            failed = run_all(out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
-        found = gather(out)
+            failed = run_all(known, out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
+        found = gather(known, out)
     headings = ("goal", "verdict", "met", "missed", "no verdict")
     lines = [(line.get("id") or f"own, {line['experiment']}", line["verdict"], *(str(line[n]) for n in ("met", "missed", "open")))
              for line in (*found["goals"], *found["own"])]  # fmt: skip

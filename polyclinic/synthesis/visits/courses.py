@@ -58,9 +58,9 @@ class Parts:
 def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int) -> Arrays:
     """The numbers that draw a visit from the one before it, by class.
 
-    ``location`` and ``scale`` (K, P) are those of rows of ``step``. ``weights`` (K, D, G) and ``innovation`` (K, D, D) give
-    the D numbers of a gap and a visit from the G of own columns, the step and the visit before. ``step_cuts`` (K, P) are of
-    0/1 numbers.
+    ``location`` and ``scale`` (K, P) are those of rows of ``step``, 0 where a number is constant. ``weights`` (K, D, G) and
+    ``innovation`` (K, D, D) give the D numbers of a gap and a visit from the G of own columns, the step and the visit before.
+    ``step_cuts`` (K, P) are of 0/1 numbers.
 
     step: mean, deviation, root of correlations and cuts, as ``Gaussian`` has them. histograms: of the rows' numbers. The
     visits before and now are given the same correlations, with each other column and among themselves (the mean of both). So
@@ -76,7 +76,7 @@ def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int) -> 
         strict=True,
     )
     return {
-        "location": location, "scale": np.where(flat, np.inf, scale), "weights": np.stack(weights),
+        "location": location, "scale": np.where(flat, 0.0, scale), "weights": np.stack(weights),
         "innovation": np.stack(innovation), "step_cuts": step["cuts"],
     }  # fmt: skip
 
@@ -141,10 +141,11 @@ class Courses(RowsByClass):
         for step in range(1, line.steps):
             here = np.flatnonzero((first < step) & (step <= last))
             heights = np.concatenate([own[here], np.full((len(here), 1), places[step]), cells[here, step - 1]], axis=1)
-            heights = (heights - location[given]) / scale[given]
+            varies = scale[given] > 0
+            heights = np.where(varies, heights - location[given], 0.0) / np.where(varies, scale[given], 1.0)
             now = heights @ found["weights"][label].T
             now += rng.standard_normal(now.shape) @ found["innovation"][label]
-            gap, now = np.split(location[wanted] + _stretched(now, scale[wanted]), [len(at.between) - 1], axis=1)
+            gap, now = np.split(location[wanted] + scale[wanted] * now, [len(at.between) - 1], axis=1)
             cells[here, step] = now
             if line.time:
                 gaps[here, step] = gap[:, 0]
@@ -254,11 +255,6 @@ class Courses(RowsByClass):
         x[:, 0] = np.linspace(-1.0, 1.0, line.steps)
         rows = rows_of(line.between, x, np.eye(self.layout.classes)[np.zeros(line.steps, dtype=np.int64)])
         return Bins.of(line.between, self.bins).scores(rows, self.numbers["between"])[:, 0]
-
-
-def _stretched(heights: Floats, scale: Floats) -> Floats:
-    """``heights`` by ``scale``; constant ones, of an infinite scale, are 0."""
-    return np.where(np.isinf(scale), 0.0, heights * np.where(np.isinf(scale), 0.0, scale))
 
 
 def _share(layout: Layout, z: Floats, column: int) -> Floats:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import inspect
 import os
 import re
+import tomllib
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ import typer
 from polyclinic.cli import app
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, SECTIONS, RunConfig
 from polyclinic.config.keys import Keys
-from polyclinic.experiments import experiments, markdown
+from polyclinic.experiments import Experiment, markdown
 from polyclinic.experiments.together import gather
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -110,6 +112,15 @@ RESULTS = ROOT / "experiments/results"
 VERDICTS = re.compile(r"<!-- targets ([^\n]*) -->\n.*?<!-- end of targets -->", re.S)
 
 
+def studies() -> dict[str, Experiment]:
+    """The experiments of experiments/, whether they are installed or not."""
+    package = tomllib.loads((ROOT / "experiments/pyproject.toml").read_text(encoding="utf-8"))
+    places = package["project"]["entry-points"]["polyclinic.experiments"]
+    return {
+        name: getattr(import_module(place.partition(":")[0]), place.partition(":")[2]) for name, place in places.items()
+    }
+
+
 def verdicts(page: Path, text: str, whole: Mapping[str, Any]) -> str:
     """The ``page``'s ``text`` with the verdicts that it names, as the table of all targets ``whole`` has them."""
     lines = {line["id"]: line for line in whole["goals"]} | {line["experiment"]: line for line in whole["own"]}
@@ -132,7 +143,7 @@ def main() -> None:
     path.write_text(pyproject(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/reference/configuration.md").write_text(reference(), encoding="utf-8")
     (ROOT / "docs/reference/commands.md").write_text(commands(), encoding="utf-8")
-    whole = gather(experiments(), RESULTS)
+    whole = gather(studies(), RESULTS)
     for page in sorted((ROOT / "docs").rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if VERDICTS.search(text):

@@ -44,6 +44,10 @@ HOSPITALS = Experiment(
     "polyclinic_studies.generators.hospitals:run", takes=("seeds", "methods"),
     goals={"R16": "Hospitals that differ: with shared noise as good as one pooled, and better than the best alone"}, hours=2,
 )  # fmt: skip
+SYNTHESIZERS = Experiment(
+    "Which synthesizer for which records: every method on every data set, by epsilon",
+    "polyclinic_studies.generators.synthesizers:run", takes=("seeds", "methods"),
+)  # fmt: skip
 STATED = Experiment(
     "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to",
     "polyclinic_studies.generators.stated:run", takes=(),

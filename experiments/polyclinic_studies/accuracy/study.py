@@ -7,11 +7,8 @@ privacy, each feature scaled by its mean and deviation and missing cells at the 
 
 from __future__ import annotations
 
-import logging
-import tempfile
 from collections.abc import Mapping
 from functools import partial
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
@@ -24,14 +21,11 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.evaluation.assessment import pool
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
-from polyclinic.runs.simulation import SimulatedRecords, check_simulation, settled, simulated_patients
-from polyclinic.server.federate import Places, federate
-from polyclinic.sim.calls import AppReference
-from polyclinic.sim.grid import LocalGrid
+from polyclinic.runs.simulation import SimulatedRecords
 from polyclinic.training.converged import scale_of
 from polyclinic.training.preparation import standardised
 from polyclinic.types import Floats, Ints
-from polyclinic_studies.parts import Parts
+from polyclinic_studies.parts import Parts, outcome_of
 from polyclinic_studies.tables import margin, smallest
 
 _COHORTS = "polyclinic_studies.accuracy.cohorts"
@@ -87,18 +81,8 @@ def run(asked: Asked, say: Say) -> Findings:
 
 
 def measure(options: Mapping[str, Any]) -> dict[str, float]:
-    """AUROC, mean risk less rate of events, calibration slope, and that rate, of a run's held-out patients pooled.
-
-    It is ``Federation.run`` without the report, whose intervals take as long as the training.
-    """
-    logging.getLogger("flwr").setLevel(logging.WARNING)
-    config = settled(RunConfig.build(options))
-    check_simulation(config)
-    patients = simulated_patients(config)
-    app = AppReference("polyclinic.client_app")
-    with tempfile.TemporaryDirectory() as home, LocalGrid(app, len(patients), config.flat(), None, patients) as grid:
-        state = federate(grid, config, "accuracy", Places(Path(home))).state
-    together = pool(state.predictions or {})
+    """AUROC, mean risk less rate of events, calibration slope, and that rate, of a run's held-out patients pooled."""
+    together = pool(outcome_of(options).state.predictions or {})
     return judge(together.labels, together.scores)
 
 

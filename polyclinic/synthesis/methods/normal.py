@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 
+from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import positive
@@ -20,6 +21,8 @@ from polyclinic.types import Arrays, Bools, Floats, Ints
 _RARE, _MOST_RAISED = 1e-4, 3.0
 _GRID = np.linspace(-8.0, 8.0, 321)
 _RACES = 200
+# Of a root of correlations; rounding lengthens its rows a little.
+_LONGEST = 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,6 +149,19 @@ class Gaussian(RowsByClass):
     """
 
     bins: int
+
+    def allowed(self) -> dict[str, Numbers]:
+        classes, width, bins = self.layout.classes, int(self.layout.label.start), Bins.of(self.layout, self.bins)
+        scored = {"histograms": Numbers(bins.used.shape, shares=bool(len(bins.places)))}
+        return {
+            "mean": Numbers((classes, width)),
+            "deviation": Numbers((classes, width), 0.0),
+            "root": Numbers((classes, width, width), -_LONGEST, _LONGEST),
+            "cuts": Numbers((classes, width)),
+            "biases": Numbers((classes, width), high=0.0, endless=True),
+            "none": Numbers((classes, len(Places.of(self.layout).groups)), high=0.0, endless=True),
+            **(scored if "histograms" in self.numbers else {}),
+        }
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         for label in np.unique(y):

@@ -69,6 +69,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
     },
     "methods": {
         "moments": "polyclinic.synthesis.methods.moments:Moments",
+        "visits": "polyclinic.synthesis.visits.method:VisitByVisit",
         "independent": "polyclinic.synthesis.methods.independent:Independent",
         "latent": "polyclinic.synthesis.methods.latent:Latent",
         "mixture": "polyclinic.synthesis.methods.mixture:HospitalMoments",

@@ -53,6 +53,7 @@ TRAINERS: dict[str, dict[str, Any]] = {
     "components": {"task": "components"},
     "clusters": {"task": "clusters"},
     **{name: {**_SYNTHESIS, "model": name} for name in ("moments", "independent", "latent", "mixture", "marginals")},
+    "visits": {**_SYNTHESIS, "model": "visits", "dataset": "icu"},
     "marginals, mst": {**_SYNTHESIS, "model": "marginals", "synthesis.options": "algorithm=mst"},
     **{name: {**_SYNTHESIS, **STEPS, "model": name} for name in ("gan", "dpgan", "ppgan", "wgan", "wgan-gp")},
     "acgan": {**_SYNTHESIS, **STEPS, "model": "acgan", "dataset": "sprint"},

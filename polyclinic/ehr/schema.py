@@ -38,6 +38,8 @@ RECORDED_ROLES = ("feature", *LABEL_ROLES)
 #: Kinds of a label that has classes.
 CLASS_KINDS = ("binary", "categorical", "ordinal")
 _LABEL_KINDS = (*CLASS_KINDS, "continuous", "integer", "code_set")
+#: The trajectory of how long before a patient's latest visit each visit was.
+BEFORE_LATEST = "before latest"
 
 
 class Column(Declared):
@@ -354,6 +356,7 @@ def label_names(schema: Schema) -> tuple[str, ...]:
 
 
 __all__ = [
+    "BEFORE_LATEST",
     "BOUNDED_KINDS",
     "CLASS_KINDS",
     "LABEL_ROLES",

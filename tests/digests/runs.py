@@ -74,6 +74,7 @@ RUNS: dict[str, Options] = {
         "secure sum": {**_STEPS, "secure.aggregation": True},
         "shared noise": {"secure.aggregation": True, "secure.shared-noise": True, "training.optimizer": "sgd"},
         "moments": {**_ROWS, "model": "moments"},
+        "visits": {**_ROWS, "model": "visits"},
         "independent": {**_ROWS, "model": "independent", "rounds": 1},
         "latent": {**_ROWS, "model": "latent", "rounds": 3},
         "mixture": {**_ROWS, "model": "mixture", "rounds": 1},

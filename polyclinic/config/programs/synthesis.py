@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 GAMES = ("gan", "acgan", "dpgan", "ppgan", "wgan", "wgan-gp", "medgan")
 #: Normalizing flows, whose density hospitals estimate by private steps.
 FLOWS = ("maf", "nsf")
-METHODS = ("moments", "independent", "latent", "mixture", "marginals")
+METHODS = ("moments", "visits", "independent", "latent", "mixture", "marginals")
 
 
 def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
@@ -31,7 +31,9 @@ def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> d
 _ALWAYS: dict[str, Any] = {"model": "moments", "data.standardise": "none", "training.momentum": 0.0}
 # A sum is one step of length one over all patients.
 _SUMS = _usual(1, local_steps=1, sample_rate=1.0, learning_rate=1.0)
-_OF_METHOD: dict[str, dict[str, Any]] = {"moments": {"rounds": 2}, "latent": {"rounds": 8}, "marginals": {"rounds": 4}}
+_OF_METHOD: dict[str, dict[str, Any]] = {
+    "moments": {"rounds": 2}, "visits": {"rounds": 2}, "latent": {"rounds": 8}, "marginals": {"rounds": 4},
+}  # fmt: skip
 # What was measured to do (docs/synthesis/games.md).
 _OF_GAME = {
     "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),

@@ -20,7 +20,7 @@ import pandas as pd
 
 from polyclinic.digests import digest
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.schema import RECORDED_ROLES, Column, Schema
+from polyclinic.ehr.schema import BEFORE_LATEST, RECORDED_ROLES, Column, Schema
 from polyclinic.ehr.sources.cells import (
     CODES,
     Numbers,
@@ -43,7 +43,7 @@ from polyclinic.ehr.sources.draft_numbers import (
 from polyclinic.ehr.sources.drafting import draft_tables, leaks
 from polyclinic.ehr.sources.files import SUFFIXES, found_files, unread_files, whole_table
 from polyclinic.ehr.sources.joining import Roles, join_tables, usual_site
-from polyclinic.ehr.sources.visits import BEFORE_LATEST, Visits, sequences, unroll, visit_times
+from polyclinic.ehr.sources.visits import Visits, sequences, unroll, visit_times
 from polyclinic.errors import ConfigError, DataError, nearest, several
 
 SITE = "hospital"

@@ -14,13 +14,11 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.dates import iso_dates, read_moments
-from polyclinic.ehr.schema import Schema
+from polyclinic.ehr.schema import BEFORE_LATEST, Schema
 from polyclinic.ehr.sources.drafting import Draft
 from polyclinic.errors import DataError, several
 from polyclinic.types import Floats, Ints
 
-#: The trajectory of how long before a patient's latest visit each visit was.
-BEFORE_LATEST = "before latest"
 _DAY = 86_400e6  # microseconds
 _NUMERIC = ("continuous", "integer", "binary")
 

@@ -98,6 +98,11 @@ class Bins:
         found /= np.maximum(np.sqrt((distributions * found**2).sum(axis=1, keepdims=True)), 0.1)
         return np.where(self.used, found, 0.0)
 
+    def constant(self, distributions: Floats) -> Bools:
+        """(Q,) which columns are one whole number for all, under (Q, most) distributions; its score is 0."""
+        squares = (distributions * self.middle_scores(distributions) ** 2).sum(axis=1)
+        return np.asarray(self.whole & (squares < 0.5))
+
     def quantiles(self, chance: Floats, distributions: Floats) -> Floats:
         """(n, Q) numbers at (n, Q) chances, under (Q, most) distributions that are even within bins."""
         found = np.empty_like(chance)

@@ -104,7 +104,8 @@ class Moments:
         places, means = Places.of(self.layout), basis.turned(means) + basis.centre
         covariances = np.stack([basis.turned_square(covariance) for covariance in covariances])
         if self.rounds == 2:
-            means, covariances = self._standard(means, covariances, shares)
+            varying = int((~self._bins.constant(state["histograms"])).sum())
+            means, covariances = self._standard(means, covariances, shares, varying)
         made = [one_class(places, *moments) for moments in zip(means, covariances, strict=True)]
         arrays = {name: np.stack([one[name] for one in made]) for name in made[0]}
         scored = {"histograms": state["histograms"]} if self.rounds == 2 else {}
@@ -139,12 +140,12 @@ class Moments:
         found[:, self._bins.places] = self._bins.scores(z, question["histograms"])
         return found
 
-    def _standard(self, means: Floats, covariances: Floats, shares: Floats) -> tuple[Floats, Floats]:
-        """Moments of scores whose mean square over all patients is 1, as shortened rows do not leave it."""
+    def _standard(self, means: Floats, covariances: Floats, shares: Floats, varying: int) -> tuple[Floats, Floats]:
+        """Moments of scores whose mean square is 1 in the ``varying`` columns, which shortening lowers."""
         at = self._bins.places
         squares = shares @ (np.diagonal(covariances, axis1=1, axis2=2)[:, at] + means[:, at] ** 2)
         longer = np.ones(self._width)
-        longer[at] = np.sqrt(len(at) / max(float(squares.sum()), _SELDOM))
+        longer[at] = np.sqrt(varying / max(float(squares.sum()), _SELDOM))
         return means * longer, covariances * np.outer(longer, longer)
 
     @cached_property

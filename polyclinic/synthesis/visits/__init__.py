@@ -1,0 +1,1 @@
+"""Visits over time, each drawn given the one before it."""

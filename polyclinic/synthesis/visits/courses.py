@@ -1,0 +1,262 @@
+"""Rows drawn visit by visit: a vector autoregression of order one on the normals beneath scores and 0/1 numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtr
+
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.bins import Bins
+from polyclinic.synthesis.methods.covariance import positive
+from polyclinic.synthesis.methods.draws import RowsByClass
+from polyclinic.synthesis.methods.normal import Places, drawn
+from polyclinic.synthesis.visits.timelines import Timeline, rows_of
+from polyclinic.types import Arrays, Bools, Floats, Ints
+
+# A score that varies less than this between rows is taken as constant.
+_CONSTANT = 0.02
+# A cut that no normal reaches.
+_NEVER = 9.0
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """Where own columns, the numbers between visits and the visits are, in rows of ``begun`` and of ``step``.
+
+    Indicators of missing cells follow the values. missing: the trajectories that have an indicator.
+    """
+
+    begun_own: Ints
+    begun_visit: Ints
+    own: Ints
+    between: Ints
+    before: Ints
+    now: Ints
+    missing: Ints
+
+    @classmethod
+    def of(cls, line: Timeline) -> Parts:
+        own, measured = line.own.features, len(line.measured)
+        own_missing = line.own.missing.stop - line.own.missing.start
+        missing = np.flatnonzero([column.nullable for column, _ in line.measured])
+        between = line.between.features
+
+        def places(values: int, indicators: int, count: tuple[int, int]) -> Ints:
+            return np.concatenate([values + np.arange(count[0]), indicators + np.arange(count[1])])
+
+        cells, begun, step = (measured, len(missing)), line.begun.missing.start, line.step.missing.start
+        return cls(
+            places(0, begun, (own, own_missing)), places(own, begun + own_missing, cells), places(0, step, (own, own_missing)),
+            own + np.arange(between), places(own + between, step + own_missing, cells),
+            places(own + between + measured, step + own_missing + len(missing), cells), missing,
+        )  # fmt: skip
+
+
+def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int) -> Arrays:
+    """The numbers that draw a visit from the one before it, by class.
+
+    ``location`` and ``scale`` (K, P) are those of rows of ``step``, 0 where a number is constant. ``weights`` (K, D, G) and
+    ``innovation`` (K, D, D) give the D numbers of a gap and a visit from the G of own columns, the step and the visit before.
+    ``step_cuts`` (K, P) are of 0/1 numbers.
+
+    step: mean, deviation, root of correlations and cuts, as ``Gaussian`` has them. histograms: of the rows' numbers. The
+    visits before and now are given the same correlations, with each other column and among themselves (the mean of both). So
+    the autoregression is stationary whatever the noise.
+    """
+    numeric = line.step.numeric[: line.step.label.start]
+    location, scale = np.where(numeric, step["mean"], 0.0), np.where(numeric, step["deviation"], 1.0)
+    flat = scale < _CONSTANT
+    scored = np.flatnonzero(numeric)
+    flat[:, scored] |= Bins.of(line.step, bins).constant(histograms)
+    weights, innovation = zip(
+        *(_transition(root @ root.T, Parts.of(line), still) for root, still in zip(step["root"], flat, strict=True)),
+        strict=True,
+    )
+    return {
+        "location": location, "scale": np.where(flat, 0.0, scale), "weights": np.stack(weights),
+        "innovation": np.stack(innovation), "step_cuts": step["cuts"],
+    }  # fmt: skip
+
+
+def _transition(correlations: Floats, at: Parts, still: Bools) -> tuple[Floats, Floats]:
+    """(D, G) weights and (D, D) root of the covariance of what they leave."""
+    before, now, others = at.before, at.now, np.concatenate([at.own, at.between[:1]])
+    even = correlations.copy()
+    within = (correlations[np.ix_(before, before)] + correlations[np.ix_(now, now)]) / 2
+    with_others = (correlations[np.ix_(others, before)] + correlations[np.ix_(others, now)]) / 2
+    for one in (before, now):
+        even[np.ix_(one, one)], even[np.ix_(others, one)], even[np.ix_(one, others)] = (
+            within,
+            with_others,
+            with_others.T,
+        )
+    even[still], even[:, still] = 0.0, 0.0
+    np.fill_diagonal(even, 1.0)
+    whole = positive(even, 1e-3)
+    given, wanted = np.concatenate([others, before]), np.concatenate([at.between[1:], now])
+    weights = np.linalg.solve(whole[np.ix_(given, given)], whole[np.ix_(given, wanted)]).T
+    left = whole[np.ix_(wanted, wanted)] - weights @ whole[np.ix_(given, wanted)]
+    values, vectors = np.linalg.eigh((left + left.T) / 2)
+    return weights, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+
+
+@dataclass(frozen=True, eq=False)
+class Courses(RowsByClass):
+    """Draws own columns and the first visit, then each visit given the one before.
+
+    numbers: those of ``transitions``; those of ``Gaussian`` for rows of ``begun``, each with ``begun_`` before its name; the
+    histograms ``own``, ``visit``, ``between`` and ``ends``; and ``missing`` (measured,), how often cells are missing, 0 where
+    they never are.
+    time: the number of the trajectory with the times, -1 where steps are evenly apart.
+    """
+
+    bins: int
+    time: int
+
+    @cached_property
+    def _line(self) -> Timeline:
+        names = [column.name for column, _ in self.layout.columns if column.kind == "trajectory"]
+        return Timeline(self.layout, names[self.time] if self.time >= 0 else "")
+
+    def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
+        for label in np.unique(y):
+            of_class = np.flatnonzero(y == label)
+            rows = np.zeros((len(of_class), z.shape[1]))
+            self._fill_class(rows, int(label), rng)
+            z[of_class] = rows
+
+    def _fill_class(self, z: Floats, label: int, rng: np.random.Generator) -> None:
+        line, at, found = self._line, Parts.of(self._line), self.numbers
+        own, visit, first, last = self._begin(z, label, rng)
+        cells, gaps = np.full((len(z), line.steps, len(at.now)), np.nan), np.zeros((len(z), line.steps))
+        begun = last >= 0
+        cells[begun, first[begun]] = visit[begun]
+        location, scale = found["location"][label], found["scale"][label]
+        given = np.concatenate([at.own, at.between[:1], at.before])
+        wanted = np.concatenate([at.between[1:], at.now])
+        places = self._step_scores
+        for step in range(1, line.steps):
+            here = np.flatnonzero((first < step) & (step <= last))
+            heights = np.concatenate([own[here], np.full((len(here), 1), places[step]), cells[here, step - 1]], axis=1)
+            varies = scale[given] > 0
+            heights = np.where(varies, heights - location[given], 0.0) / np.where(varies, scale[given], 1.0)
+            now = heights @ found["weights"][label].T
+            now += rng.standard_normal(now.shape) @ found["innovation"][label]
+            gap, now = np.split(location[wanted] + scale[wanted] * now, [len(at.between) - 1], axis=1)
+            cells[here, step] = now
+            if line.time:
+                gaps[here, step] = gap[:, 0]
+        self._write(z, cells, label, (first, last))
+        if line.time_at is not None:
+            z[:, line.time_at] = self._times(gaps, first, last, rng)
+
+    def _begin(self, z: Floats, label: int, rng: np.random.Generator) -> tuple[Floats, Floats, Ints, Ints]:
+        """Draw own columns into ``z``.
+
+        Returns their heights (n, own), those of the first visit, and the (n,) steps of the first and last visits."""
+        line, at = self._line, Parts.of(self._line)
+        mean, deviation, root, cuts, biases, none = (
+            self.numbers[f"begun_{name}"][label] for name in ("mean", "deviation", "root", "cuts", "biases", "none")
+        )
+        normals = rng.standard_normal((len(z), len(mean))) @ root
+        heights = np.where(line.begun.numeric[: len(mean)], mean + deviation * normals, normals)
+        numbers = heights.copy()
+        scored = np.flatnonzero(line.own.numeric)
+        own_bins = Bins.of(line.own, self.bins)
+        numbers[:, scored] = own_bins.quantiles(ndtr(heights[:, scored]), self.numbers["own"])
+        rows = drawn(Places.of(line.begun), normals, numbers, cuts, biases, none, rng)
+        whole = np.zeros((len(z), line.own.width))
+        whole[:, : len(at.begun_own)] = rows[:, at.begun_own]
+        low, high = line.own.bounds
+        x, _ = line.own.encoded(np.clip(whole, low, high))
+        first, last = (
+            np.round((x[:, place] + 1) / 2 * (line.steps - 1 - low) + low).astype(np.int64) for place, low in ((-2, 0), (-1,
+            -1))
+        )  # fmt: skip
+        if line.always:
+            first, last = np.zeros(len(z), dtype=np.int64), np.full(len(z), line.steps - 1)
+        last = np.where(last < 0, -1, np.maximum(first, last))
+        self._write_own(z, whole)
+        return heights[:, at.begun_own], heights[:, at.begun_visit], first, last
+
+    def _write_own(self, z: Floats, own: Floats) -> None:
+        """Columns without steps, from (n, own) rows."""
+        layout, line = self.layout, self._line
+        here = self._indicators
+        own_missing = line.own.missing.start + np.cumsum(line.own.nullable) - 1
+        start = 0
+        for column, at in layout.columns:
+            if column.kind == "trajectory":
+                continue
+            end = start + at.stop - at.start
+            z[:, at] = own[:, start:end]
+            nullable = np.flatnonzero(layout.nullable[at])
+            z[:, here[at][nullable]] = own[:, own_missing[start:end][nullable]]
+            start = end
+
+    def _write(self, z: Floats, cells: Floats, label: int, span: tuple[Ints, Ints]) -> None:
+        """Trajectories, from (n, steps, values and indicators) heights, NaN where there is no visit."""
+        line, at, found = self._line, Parts.of(self._line), self.numbers
+        bins, measured = Bins.of(line.visit, self.bins), len(line.measured)
+        begun_cuts, step_cuts = found["begun_cuts"][label][at.begun_visit], found["step_cuts"][label][at.now]
+        for step in range(line.steps):
+            here = np.flatnonzero((span[0] <= step) & (step <= span[1]))
+            values = bins.quantiles(ndtr(cells[here, step, :measured]), found["visit"])
+            cuts = np.where((span[0][here] == step)[:, None], begun_cuts, step_cuts)[:, measured:]
+            cuts = np.where(found["missing"][at.missing] > 0, cuts, _NEVER)
+            missing = np.ones((len(z), measured))
+            missing[here] = 0.0
+            missing[np.ix_(here, at.missing)] = cells[here, step, measured:] > cuts
+            for number, (column, where) in enumerate(line.measured):
+                z[here, where.start + step] = values[:, number]
+                if column.nullable:
+                    z[:, self._indicators[where.start + step]] = missing[:, number]
+        if line.time_at is not None and self.layout.nullable[line.time_at.start]:
+            steps = np.arange(line.steps)
+            z[:, self._indicators[line.time_at]] = (steps < span[0][:, None]) | (steps > span[1][:, None])
+
+    def _times(self, gaps: Floats, first: Ints, last: Ints, rng: np.random.Generator) -> Floats:
+        """(n, steps) times in the scale of z.
+
+        They count from the first visit where the last visits have the larger times, and otherwise back from the last.
+        gaps: (n, steps) scores of the time since the visit before.
+        """
+        line, found, steps = self._line, self.numbers, np.arange(self._line.steps)
+        assert line.time_at is not None
+        between = Bins.of(line.between, self.bins)
+        chances = np.full((gaps.size, 2), 0.5)
+        chances[:, 1] = ndtr(gaps).reshape(-1)
+        since = _share(line.between, between.quantiles(chances, found["between"]), 1).reshape(gaps.shape)
+        since *= (first[:, None] < steps) & (steps <= last[:, None])
+        ends = Bins.of(line.ends, self.bins)
+        drawn_ends = ends.quantiles(rng.random((len(gaps), 2)), found["ends"])
+        middle = found["ends"] @ np.arange(found["ends"].shape[1])
+        if middle[1] >= middle[0]:
+            times = _share(line.ends, drawn_ends, 0)[:, None] + np.cumsum(since, axis=1)
+        else:
+            back = np.cumsum(since[:, ::-1], axis=1)[:, ::-1]
+            times = _share(line.ends, drawn_ends, 1)[:, None] + back - since
+        at = line.time_at
+        return np.asarray((2.0 * np.clip(times, 0.0, 1.0) - 1.0 - self.layout.mean[at]) / self.layout.std[at])
+
+    @cached_property
+    def _indicators(self) -> Ints:
+        """(F,) where each feature's indicator is, for those that have one."""
+        return np.asarray(self.layout.missing.start + np.cumsum(self.layout.nullable) - 1)
+
+    @cached_property
+    def _step_scores(self) -> Floats:
+        """(steps,) scores of the steps' numbers."""
+        line = self._line
+        x = np.zeros((line.steps, line.between.features))
+        x[:, 0] = np.linspace(-1.0, 1.0, line.steps)
+        rows = rows_of(line.between, x, np.eye(self.layout.classes)[np.zeros(line.steps, dtype=np.int64)])
+        return Bins.of(line.between, self.bins).scores(rows, self.numbers["between"])[:, 0]
+
+
+def _share(layout: Layout, z: Floats, column: int) -> Floats:
+    """(n,) shares of the time's bounds, from roots in the scale of ``z``."""
+    return np.asarray(np.clip((z[:, column] * layout.std[column] + layout.mean[column] + 1) / 2, 0.0, 1.0) ** 2)

@@ -28,6 +28,7 @@ from polyclinic.synthesis.methods.mixture import Mixture
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SynthesisMethod, fit_centrally
 from polyclinic.synthesis.synthesizer import Synthesizer, load, save
+from polyclinic.synthesis.visits.method import VisitByVisit
 from polyclinic.training.modules import dump
 from polyclinic.types import Arrays
 from tests.synthesis.tables import MIXED, mixed, rows_of
@@ -85,6 +86,7 @@ MADE: dict[str, Callable[[], Synthesizer]] = {
     "moments": lambda: fitted(Moments(LAYOUT)),
     "moments of scores": lambda: fitted(Moments(LAYOUT, rounds=2)),
     "latent": lambda: fitted(Latent(LAYOUT, classes=3, rounds=4)),
+    "visits": lambda: fitted(VisitByVisit(LAYOUT)),
     "mixture": mixture, "marginals": network, "game": game, "flow": flow,
 }  # fmt: skip
 

@@ -141,6 +141,25 @@ def drawn(
     return z
 
 
+def normals_of(layout: Layout) -> dict[str, Numbers]:
+    """What the numbers of ``one_class`` are, of all classes of a layout."""
+    classes, width = layout.classes, int(layout.label.start)
+    return {
+        "mean": Numbers((classes, width)),
+        "deviation": Numbers((classes, width), 0.0),
+        "root": Numbers((classes, width, width), -_LONGEST, _LONGEST),
+        "cuts": Numbers((classes, width)),
+        "biases": Numbers((classes, width), high=0.0, endless=True),
+        "none": Numbers((classes, len(Places.of(layout).groups)), high=0.0, endless=True),
+    }
+
+
+def histograms_of(layout: Layout, bins: int) -> Numbers:
+    """What histograms of a layout's numbers are."""
+    found = Bins.of(layout, bins)
+    return Numbers(found.used.shape, shares=bool(len(found.places)))
+
+
 @dataclass(frozen=True, eq=False)
 class Gaussian(RowsByClass):
     """Draws what ``Moments`` found. numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the
@@ -151,17 +170,8 @@ class Gaussian(RowsByClass):
     bins: int
 
     def allowed(self) -> dict[str, Numbers]:
-        classes, width, bins = self.layout.classes, int(self.layout.label.start), Bins.of(self.layout, self.bins)
-        scored = {"histograms": Numbers(bins.used.shape, shares=bool(len(bins.places)))}
-        return {
-            "mean": Numbers((classes, width)),
-            "deviation": Numbers((classes, width), 0.0),
-            "root": Numbers((classes, width, width), -_LONGEST, _LONGEST),
-            "cuts": Numbers((classes, width)),
-            "biases": Numbers((classes, width), high=0.0, endless=True),
-            "none": Numbers((classes, len(Places.of(self.layout).groups)), high=0.0, endless=True),
-            **(scored if "histograms" in self.numbers else {}),
-        }
+        scored = {"histograms": histograms_of(self.layout, self.bins)} if "histograms" in self.numbers else {}
+        return {**normals_of(self.layout), **scored}
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         for label in np.unique(y):

@@ -14,10 +14,10 @@ from polyclinic.types import Floats, Ints
 
 # Nats that half a square of what is left, by its noise, weighs against: as if so many patients more were as independence has it.
 _NATS = 10.0
-# The least variance of a number, in squares of frequencies, that a fit counts; and then, where that was soon done, as in small
+# The least variance of a number, in squares of frequencies, that a fit counts; and then, where that was done in time, as in small
 # models: to follow less noise takes thousands of steps.
 _LEAST_VARIANCES = (1e-4, 1e-6)
-_SOON, _CONVERGED = 300, 1e-5
+_CONVERGED = 1e-5
 _OPTIONS = {"maxiter": 400, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
 _LEAST = 1e-6
 
@@ -113,7 +113,7 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
         found = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
         if least == _LEAST_VARIANCES[0] or np.abs(found.jac).max() < _CONVERGED:
             weights = scale * found.x
-        if found.nit > _SOON:
+        if not found.success:
             break
     return field, np.asarray(start + adds.T @ weights)
 

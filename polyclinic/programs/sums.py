@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from dp_accounting import DpEvent
 
+from polyclinic.config.programs.synthesis import usual_method, why_usual
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, resolve
@@ -146,6 +147,10 @@ class SyntheticSums(Sums, Synthetic):
         fewest, most = state["arrays"].get(ANSWERED, np.zeros(2)).tolist()
         left = [_LEFT.format(fewest, most)] if fewest < most else []
         return [*hidden, *left, *super().notes(state, scored)]
+
+    def chosen(self, schema: Schema) -> str:
+        usual = self.config.model == usual_method(schema) and not self.config.synthesis.options
+        return why_usual(schema) if usual else ""
 
 
 @dataclass(frozen=True, eq=False)

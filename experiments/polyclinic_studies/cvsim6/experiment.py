@@ -159,13 +159,17 @@ def _fitted(pair: Pair, quick: bool, seed: int) -> Fitted:
     )
 
 
+def _largest_error(pair: Pair, quick: bool, seed: int) -> float:
+    return max(_fitted(pair, quick, seed).errors)
+
+
 def _surrogates(parts: Parts, pair: Pair, quick: bool) -> dict[str, Any]:
     """Each seed's largest error of any output."""
     name = f"{pair.resistance}-{pair.width}"
     errors = [
-        parts.answer(f"surrogate-{name}-{seed}", {"quick": quick}, lambda seed=seed: max(_fitted(pair, quick, seed).errors))
+        parts.answer(f"surrogate-{name}-{seed}", {"quick": quick}, partial(_largest_error, pair, quick, seed))
         for seed in range(2 if quick else SEEDS)
-    ]  # fmt: skip
+    ]
     parts.say(f"surrogates of {name}: {', '.join(f'{100 * error:.2f} %' for error in errors)}")
     return {"resistance": pair.resistance, "width": pair.width, "largest errors": errors}
 

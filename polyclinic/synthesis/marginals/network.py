@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
@@ -139,22 +141,39 @@ class NetworkSynthesizer:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> NetworkSynthesizer:
-        """Raises ValueError for arrays that do not suit the layout."""
-        bins, merged = int(options["bins"]), np.asarray(arrays["merged"], dtype=np.int64)
-        table = Table.of(layout, bins, len(arrays["order"]))
-        order = tuple(int(own) for own in arrays["order"])
-        if merged.shape != (table.sizes.sum(),) or sorted(order) != list(range(len(table.sizes))):
-            raise ValueError("The columns are not those of the schema.")
-        sizes = merged_sizes(merged, table)
-        parents = tuple(tuple(int(parent) for parent in arrays[f"parents {own}"]) for own in order)
-        conditionals = tuple(np.asarray(arrays[f"conditional {own}"], dtype=np.float64) for own in order)
-        for own, above, conditional in zip(order, parents, conditionals, strict=True):
-            if conditional.shape != (np.prod(sizes[list(above)], dtype=np.int64), sizes[own]):
-                raise ValueError("A table has not the size of its columns.")
-        released = under(arrays, _EVIDENCE)
-        evidence = Evidence.load(released) if released else None
-        fine = np.asarray(arrays["fine"], dtype=np.float64)
-        return cls(table, bins, merged, fine, order, parents, conditionals, evidence)
+        """Raises DataError for arrays that do not suit the layout or each other."""
+        bins, released = int(options["bins"]), under(arrays, _EVIDENCE)
+        own = {name: np.asarray(values) for name, values in arrays.items() if not name.startswith(_EVIDENCE)}
+        table = Table.of(layout, bins, len(own["order"]))
+        cells, columns = int(table.sizes.sum()), len(table.sizes)
+        places = {
+            "merged": Numbers((cells,), 0, cells - 1, whole=True),
+            "fine": Numbers((cells,), 0.0, 1.0 + 1e-6),
+            "order": Numbers((columns,), 0, columns - 1, whole=True),
+        }
+        check_arrays({name: own[name] for name in places}, places)
+        merged, order = own["merged"].astype(np.int64), tuple(int(column) for column in own["order"])
+        if sorted(order) != list(range(columns)) or order[0] != columns - 1:
+            raise DataError("the array 'order' must hold the number of each column once, that of the label first")
+        for numbers, shares in zip(split(merged, table.sizes), split(own["fine"], table.sizes), strict=True):
+            if len(np.unique(numbers)) != numbers.max() + 1:
+                raise DataError("the array 'merged' must hold for each column whole numbers without a gap from 0 on")
+            if not np.allclose(np.bincount(numbers, shares), 1.0, rtol=0.0, atol=1e-3):
+                raise DataError("the array 'fine' must add up to 1 over cells that are merged")
+        sizes, tables = merged_sizes(merged, table), dict(places)
+        for place, column in enumerate(order):
+            above = own[f"parents {column}"]
+            if above.ndim != 1 or above.dtype.kind not in "iu" or not set(above.tolist()) <= set(order[:place]):
+                raise DataError(f"the array 'parents {column}' must hold columns that stand before it in 'order'")
+            tables[f"parents {column}"] = Numbers(above.shape, whole=True)
+            shape = int(np.prod(sizes[above], dtype=np.int64)), int(sizes[column])
+            tables[f"conditional {column}"] = Numbers(shape, shares=True)
+        check_arrays(own, tables)
+        parents = tuple(tuple(int(parent) for parent in own[f"parents {column}"]) for column in order)
+        conditionals = tuple(own[f"conditional {column}"].astype(np.float64) for column in order)
+        families = [(column, *above) for column, above in zip(order, parents, strict=True)]
+        evidence = Evidence.load(released, sizes, cells, families) if released else None
+        return cls(table, bins, merged, own["fine"].astype(np.float64), order, parents, conditionals, evidence)
 
 
 def pair_tables(

@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 
 from benchmarks.coverage.__main__ import PAGE, RESULT, covered, measured, table
 from benchmarks.coverage.population import INTERACTION, LAYOUT, MEANS, SLOPES, Population, counted
+from polyclinic.config import RunConfig
+from polyclinic.programs import program_of
 from polyclinic.synthesis.marginals import NetworkSynthesizer, make
 from polyclinic.synthesis.marginals.estimation import Measured, fit
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
+from polyclinic.synthesis.sums import ANSWERED, clipped_total
 from polyclinic.synthesis.synthesizer import load, save, unsure
 from polyclinic.types import Floats
 
@@ -91,6 +94,15 @@ def test_of_many_patients_a_column_is_normal_with_both_variances() -> None:
     np.testing.assert_allclose(np.cov(drawn.T), expected, atol=0.15 * expected.max())
 
 
+def test_a_step_beyond_all_numbers_is_shortened_or_not_taken() -> None:
+    """An energy that is not a number is no least one."""
+    found = one_column(np.array([0.3, 0.7]), 100.0, 0.05)
+    precision, place = np.eye(2) * 400.0, np.array([0.1, 0.2])
+    with np.errstate(all="ignore"):
+        assert np.isnan(found._energy(np.array([[-np.inf, np.inf]]), precision)[0]).all()
+    np.testing.assert_array_equal(found._climbed(place, np.array([-np.inf, np.inf]), precision), place)
+
+
 def test_groups_tell_of_sums_alone() -> None:
     """Cells that were asked in one group share what noise leaves of it; the group is as sure as if it were one cell."""
     groups = (np.array([0, 0, 1]),)
@@ -134,6 +146,26 @@ def test_models_are_drawn_anew_from_a_file_as_from_memory(model: NetworkSynthesi
     tables = [one.conditionals[1] for one in first]
     assert len({table.tobytes() for table in tables}) == 3, "each is another model"
     assert unsure(replace(model, evidence=None)) is None and not first[0].together
+
+
+@needs_mbi
+def test_of_rounds_that_hospitals_missed_the_fewest_patients_count() -> None:
+    """A run of 2,000 patients in its first and last round and 1,200 between: what is drawn anew is as unsure as of 1,200."""
+    method, rng = make(LAYOUT, algorithm="mst", rounds=4), np.random.default_rng(3)
+    z = Population().patients(2000, rng)
+    state = {"classes": np.array([0.5, 0.5])}
+    for round, count in ((1, 2000), (2, 1200), (3, 1200), (4, 2000)):
+        state["patients"] = np.array([float(count)])
+        total = clipped_total(method, round, method.question(round, state), z[:count], np.arange(count), count)
+        state = method.absorb(round, state, total / count, 0.01)
+    assert state[ANSWERED].tolist() == [1200, 2000]
+    found = method.synthesizer(state)
+    assert isinstance(found, NetworkSynthesizer) and found.patients == 1200
+    run = program_of(RunConfig.build({"task": "synthesis", "model": "marginals"}))
+    said = [note for note in run.notes({"arrays": state}, False) if "missing in some rounds" in note]
+    assert "of 1200 to 2000 patients" in said[0]
+    whole = {name: value for name, value in state.items() if name != ANSWERED} | {ANSWERED: np.array([2000.0, 2000.0])}
+    assert not any("missing" in note for note in run.notes({"arrays": whole}, False))
 
 
 def test_pairs_that_were_measured_together_have_names(model: NetworkSynthesizer) -> None:

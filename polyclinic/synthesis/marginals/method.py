@@ -28,7 +28,7 @@ from polyclinic.synthesis.marginals.counts import (
     parts,
     split,
 )
-from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
 from polyclinic.synthesis.marginals.posterior import MOST_NUMBERS, Evidence
 from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worth
@@ -63,9 +63,8 @@ class Marginals:
     name: str = "marginals"
 
     def question(self, round: int, state: Arrays) -> Arrays:
-        """Nothing, the groups, or how cells are merged and which pairs are asked. Raises ConfigError without the extra."""
+        """Nothing, the groups, or how cells are merged and which pairs are asked."""
         if round == _LABEL:
-            library("mbi")
             return {}
         if round == _SCREEN:
             return {"groups": state["groups"]}
@@ -262,7 +261,7 @@ class Marginals:
         return Evidence(float(state[ANSWERED][0]), tuple(measured), self._alone(state), spread)
 
     def synthesizer(self, state: Arrays) -> Synthesizer:
-        """What draws rows, with what was released where models can be drawn anew. Raises ConfigError without the extra."""
+        """What draws rows, with what was released where models can be drawn anew."""
         found = self._fitted(state)
         evidence = self.evidence(state) if ANSWERED in state else None
         return replace(found, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)

@@ -20,7 +20,6 @@ from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
-from polyclinic.synthesis.marginals.estimation import Clusters
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
 from polyclinic.synthesis.methods.draws import picked
@@ -52,12 +51,14 @@ class NetworkSynthesizer:
         return self.table.layout
 
     @classmethod
-    def of(cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: Clusters) -> NetworkSynthesizer:
-        """Of a fitted ``model`` and the (all cells,) noisy ``frequencies`` of the columns alone."""
-        label = len(table.attributes) - 1
-        order, parents = order_of(label, [clique for clique, _ in model], len(table.attributes))
-        conditionals = tuple(_conditional(own, above, model) for own, above in zip(order, parents, strict=True))
-        return cls(table, bins, merged, shares_within(table, merged, frequencies), order, parents, conditionals)
+    def of(
+        cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: tuple[Field, Floats]
+    ) -> NetworkSynthesizer:
+        """Of a fitted ``model`` with its potentials, and the (all cells,) noisy ``frequencies`` of the columns alone."""
+        field, potentials = model
+        conditionals = tuple(found[0] for found in field.conditionals(potentials[None]))
+        fine = shares_within(table, merged, frequencies)
+        return cls(table, bins, merged, fine, field.order, field.parents, conditionals)
 
     @cached_property
     def posterior(self) -> Posterior | None:
@@ -188,38 +189,6 @@ def pair_tables(
         np.bincount(cells[:, first] * sizes[second] + cells[:, second], minlength=sizes[first] * sizes[second]) / rows
         for first, second in pairs
     ]
-
-
-def order_of(
-    root: int, cliques: list[tuple[int, ...]], columns: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Each column after the neighbours that it depends on, from ``root`` (Tarjan and Yannakakis 1984)."""
-    near: list[set[int]] = [set() for _ in range(columns)]
-    for clique in cliques:
-        for column in clique:
-            near[column] |= set(clique) - {column}
-    order, parents = [root], [()]  # type: tuple[list[int], list[tuple[int, ...]]]
-    while len(order) < columns:
-        done = set(order)
-        nearest = max(
-            (column for column in range(columns) if column not in done), key=lambda one: len(near[one] & done)
-        )
-        order.append(nearest)
-        parents.append(tuple(sorted(near[nearest] & done)))
-    return tuple(order), tuple(parents)
-
-
-def _conditional(own: int, parents: tuple[int, ...], model: Clusters) -> Floats:
-    """(cells of the parents, cells) frequencies of a column; the column's own for parents that the model holds impossible."""
-    clique, frequencies = min(
-        ((clique, found) for clique, found in model if {own, *parents} <= set(clique)), key=lambda one: one[1].size
-    )
-    others = tuple(axis for axis, column in enumerate(clique) if column not in (own, *parents))
-    left = [column for column in clique if column in (own, *parents)]
-    joint = np.maximum(np.moveaxis(frequencies.sum(axis=others), left.index(own), -1), 0.0)
-    flat = joint.reshape(-1, joint.shape[-1])
-    total = flat.sum(axis=1, keepdims=True)
-    return np.asarray(np.where(total > 0, flat / np.where(total > 0, total, 1.0), flat.sum(axis=0) / flat.sum()))
 
 
 def shares_within(table: Table, merged: Ints, frequencies: Floats) -> Floats:

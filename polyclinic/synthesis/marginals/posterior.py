@@ -11,15 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
 from polyclinic.errors import DataError
 from polyclinic.synthesis.checks import Numbers, check_arrays
-from polyclinic.synthesis.marginals.estimation import Clique, Measured
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, asked
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -136,19 +136,7 @@ class Posterior:
     @cached_property
     def _asked(self) -> csr_matrix:
         """(e, d) which cells each released number adds up."""
-        found, total = [], int(self.field.cells.sum())
-        starts = dict(zip(self.field.cliques, np.cumsum(self.field.cells) - self.field.cells, strict=True))
-        for one in self.evidence.measured:
-            cells = [np.arange(size) for size in self.field.sizes[list(one.clique)]]
-            own = one.groups or cells
-            number = reduce(
-                lambda before, axis: (before[:, None] * (int(axis.max()) + 1) + axis).ravel(),
-                own,
-                np.zeros(1, dtype=np.int64),
-            )
-            places = starts[one.clique] + np.arange(len(number))
-            found.append(csr_matrix((np.ones(len(number)), (number, places)), (len(one.values), total)))
-        return csr_matrix(vstack(found))
+        return asked(self.field.sizes, self.evidence.measured, self.field.cliques)
 
     @cached_property
     def _values(self) -> Floats:

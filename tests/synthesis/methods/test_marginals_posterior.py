@@ -2,8 +2,6 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,11 +21,6 @@ from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
 from polyclinic.synthesis.sums import ANSWERED, clipped_total
 from polyclinic.synthesis.synthesizer import load, save, unsure
 from polyclinic.types import Floats
-
-needs_mbi = pytest.mark.skipif(
-    subprocess.run([sys.executable, "-c", "import importlib.util as u; raise SystemExit(u.find_spec('mbi') is None)"])
-    .returncode != 0, reason="needs the extra 'marginals'",
-)  # fmt: skip
 
 # A triangle of columns 0, 1 and the label 3 without an interaction of all three, and column 2 with the label alone.
 TRIANGLE = Field(np.array([3, 4, 2, 2]), (3, 0, 1, 2), ((), (3,), (0, 3), (3,)), ((3,), (0, 3), (1, 3), (2, 3), (0, 1)))
@@ -128,8 +121,6 @@ def test_more_noise_is_less_sure(deviation: float, seed: int) -> None:
 
 @pytest.fixture(scope="module")
 def model() -> NetworkSynthesizer:
-    if needs_mbi.args[0]:
-        pytest.skip("needs the extra 'marginals'")
     rng = np.random.default_rng(0)
     return measured(make(LAYOUT, algorithm="mst", rounds=4), Population().patients(2000, rng), 3.0, rng)
 
@@ -148,7 +139,6 @@ def test_models_are_drawn_anew_from_a_file_as_from_memory(model: NetworkSynthesi
     assert unsure(replace(model, evidence=None)) is None and not first[0].together
 
 
-@needs_mbi
 def test_of_rounds_that_hospitals_missed_the_fewest_patients_count() -> None:
     """A run of 2,000 patients in its first and last round and 1,200 between: what is drawn anew is as unsure as of 1,200."""
     method, rng = make(LAYOUT, algorithm="mst", rounds=4), np.random.default_rng(3)
@@ -174,19 +164,15 @@ def test_pairs_that_were_measured_together_have_names(model: NetworkSynthesizer)
     assert ("decade", "stage") not in model.together
 
 
-@needs_mbi
 @pytest.mark.slow
 def test_the_highest_model_is_the_one_that_is_fitted(model: NetworkSynthesizer) -> None:
     """But for weights by sampling beside noise, and a wide prior: within a deviation of noise in every cell."""
     assert model.evidence is not None and model.posterior is not None
     field, place = model.posterior.field, model.posterior.highest[0]
-    own = dict(zip(field.cliques, np.split(field.marginals(place[None])[0], np.cumsum(field.cells)[:-1]), strict=True))
-    fitted = fit(field.sizes, model.evidence.measured)
+    fitted, potentials = fit(field.sizes, model.evidence.measured)
+    assert fitted.cliques == field.cliques
     noise = max(float(one.deviation.max()) for one in model.evidence.measured)
-    for clique, values in own.items():
-        family, joint = next((family, joint) for family, joint in fitted if set(clique) <= set(family))
-        others = tuple(axis for axis, column in enumerate(family) if column not in clique)
-        assert np.abs(joint.sum(axis=others).ravel() - values).max() < noise
+    assert np.abs(fitted.marginals(potentials[None]) - field.marginals(place[None])).max() < noise
 
 
 def test_the_page_shows_the_results_that_lie_in_the_repository() -> None:
@@ -207,7 +193,6 @@ def test_the_populations_coefficients_are_those_that_made_it() -> None:
     assert abs(Population(2.0).truth[-1] - 2.0) < 1e-4
 
 
-@needs_mbi
 @pytest.mark.slow
 def test_intervals_of_models_drawn_anew_hold_the_truth() -> None:
     """60 trials of nine quantities at epsilon 1: coverage has a standard error of about 1.5 points; naive intervals fail."""
@@ -217,7 +202,6 @@ def test_intervals_of_models_drawn_anew_hold_the_truth() -> None:
     assert means["one set"] < 0.83 and means["partial"] < 0.9 < means["real"]
 
 
-@needs_mbi
 @pytest.mark.slow
 def test_an_interaction_that_no_pair_shows_is_lost() -> None:
     """So that it must not be trusted: of 200 trials 25 % of intervals hold it by rule full, and none by another."""

@@ -251,7 +251,7 @@ def test_the_command_lists_runs_and_speaks_json(tmp_path: Path, monkeypatch: pyt
 # Those with tests of their own, or without files.
 ELSEWHERE = ("accuracy", "mnist", "regression", "ehr-flow", "ehr-vi", "stated", "cvsim6", "dissimilarity", "gdp")
 # Those that compare nothing with a publication's goal.
-WITHOUT_TARGETS = ("audit", "communication", "heart-disease", "personalised", "private-metrics")
+WITHOUT_TARGETS = ("audit", "communication", "personalised", "private-metrics")
 
 
 @pytest.mark.slow

@@ -139,7 +139,6 @@ def test_models_are_drawn_anew_from_a_file_as_from_memory(model: NetworkSynthesi
     assert unsure(replace(model, evidence=None)) is None and not first[0].together
 
 
-@needs_mbi
 def test_of_rounds_that_hospitals_missed_the_fewest_patients_count() -> None:
     """A run of 2,000 patients in its first and last round and 1,200 between: what is drawn anew is as unsure as of 1,200."""
     method, rng = make(LAYOUT, algorithm="mst", rounds=4), np.random.default_rng(3)

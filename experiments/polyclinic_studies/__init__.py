@@ -26,6 +26,10 @@ HOSPITALS = Experiment(
     "Hospitals that differ, against one with all their patients and against the best of them alone",
     "polyclinic_studies.generators.hospitals:run", takes=("seeds", "methods"),
 )  # fmt: skip
+VISITS = Experiment(
+    "Visits over time: courses, intervals and the next visit, on made-up and real followed patients",
+    "polyclinic_studies.generators.visits:run", takes=("seeds", "methods"),
+)  # fmt: skip
 STATED = Experiment(
     "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to",
     "polyclinic_studies.generators.stated:run", takes=(),

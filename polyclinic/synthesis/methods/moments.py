@@ -111,6 +111,13 @@ class Moments:
         scored = {"histograms": state["histograms"]} if self.rounds == 2 else {}
         return Gaussian(self.layout, {"classes": shares, **arrays, **scored}, self.bins)
 
+    def hidden(self, noise: float, shares: Floats) -> Floats:
+        """(K,) standard deviation of the eigenvalues that the noise alone gives each class' covariance (Wigner's semicircle).
+
+        noise: standard deviation in each entry of the last sum, by the number of patients; shares: (K,) frequencies of the classes.
+        """
+        return np.asarray(noise / self._weights[1] / shares * np.sqrt(self._width / 2))
+
     @property
     def _width(self) -> int:
         return int(self.layout.label.start)

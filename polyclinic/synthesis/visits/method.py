@@ -28,7 +28,7 @@ from polyclinic.synthesis.visits.timelines import Timeline, Visits, rows_of
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
 # Of a patient's squared length in round 2, what the first visit has.
-_BEGUN = 0.4
+_BEGUN = 0.3
 # A frequency of missing cells counts where it stands so many standard deviations of its noise above nothing.
 _ABOVE_NOISE = 3.0
 # At least this share of each class is taken to have two visits.
@@ -50,8 +50,8 @@ class VisitByVisit:
     """
 
     layout: Layout
-    radius: float = 1.2
-    bins: int = 64
+    radius: float = 1.0
+    bins: int = 32
     time: str = ""
     name: ClassVar[str] = "visits"
     rounds: ClassVar[int] = 2
@@ -115,7 +115,10 @@ class VisitByVisit:
         numbers = {
             "classes": classes, **{name: state[name] for name in self._histograms}, "missing": state["missing"],
             **{f"begun_{name}": begun[name] for name in names},
-            **transitions(self._timeline, step, self._step_histograms(state), self.bins),
+            **transitions(
+                self._timeline, step, self._step_histograms(state), self.bins,
+                self._step.hidden(noise / weight, state["again"] / again),
+            ),
         }  # fmt: skip
         trajectories = [column.name for column, _ in self.layout.columns if column.kind == "trajectory"]
         time = trajectories.index(self._timeline.time) if self._timeline.time else -1

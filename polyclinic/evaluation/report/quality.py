@@ -214,6 +214,7 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
             {"name": words, "best": best,
              **{key: (_figure(visits["tables"][key][name]), "") for key in ("synthetic", "training")}}
             for words, best, name in _OF_VISITS
+            if any(one[name] is not None for one in visits["tables"].values())
         ]  # fmt: skip
         carried = _figure(visits["carried_forward"])
         rows.append({"name": "The next visit, predicted as the value of the last (R²)", "best": "",

@@ -23,7 +23,7 @@ LAGS = (1, 2, 3)
 _BAND = (0.1, 0.9)
 # Of a ridge regression on standardised numbers.
 _PENALTY = 1.0
-# Numbers further out than so many standard deviations count as these: else those that hardly vary where a regression learned decide.
+# Numbers further out than so many standard deviations count as these; what hardly varies in one table would decide else.
 _FAR = 4.0
 
 
@@ -147,7 +147,8 @@ def next_visit(learned_from: Courses, judged_on: Courses) -> dict[str, float | N
         if min(len(target), len(truth)) < LEAST:
             found[name] = None
             continue
-        middle, scale = np.nanmean(np.where(np.isnan(x).all(axis=0), 0.0, x), axis=0), np.nanstd(x, axis=0)
+        there = np.where(np.isnan(x).all(axis=0), 0.0, x)
+        middle, scale = np.nanmean(there, axis=0), np.nanstd(there, axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
         design, new = (np.clip(np.nan_to_num((one - middle) / scale), -_FAR, _FAR) for one in (x, x_new))
         # A number that never varies where it was learned from says nothing elsewhere.

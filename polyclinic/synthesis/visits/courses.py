@@ -83,7 +83,8 @@ def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int, hid
     scored = np.flatnonzero(numeric)
     flat[:, scored] |= Bins.of(line.step, bins).constant(histograms)
     weights, innovation, trend = zip(
-        *(_transition(root @ root.T, at, *one) for root, *one in zip(step["root"], flat, hidden, strict=True)), strict=True
+        *(_transition(root @ root.T, at, *one) for root, *one in zip(step["root"], flat, hidden, strict=True)),
+        strict=True,
     )
     return {
         "trend": np.stack(trend), "location": location, "scale": np.where(flat, 0.0, scale), "weights": np.stack(weights),
@@ -246,6 +247,8 @@ class Courses(RowsByClass):
         since *= (first[:, None] < steps) & (steps <= last[:, None])
         ends = Bins.of(line.ends, self.bins)
         drawn_ends = ends.quantiles(rng.random((len(gaps), 2)), found["ends"])
+        # The visit that times count from is at 0, which the lowest bin stands for.
+        drawn_ends = np.where(drawn_ends < ends.low + ends.width, ends.low, drawn_ends)
         middle = found["ends"] @ np.arange(found["ends"].shape[1])
         if middle[1] >= middle[0]:
             times = _share(line.ends, drawn_ends, 0)[:, None] + np.cumsum(since, axis=1)

@@ -12,8 +12,8 @@ from polyclinic.evaluation.synthetic.courses import Courses
 from polyclinic.experiments import Asked
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import gaussian_event
-from polyclinic_studies.datasets import followed, followed_demos
-from polyclinic_studies.generators.visits import DELTA, noise_multiplier, run, transition_error
+from polyclinic_studies.visits import followed, followed_demos
+from polyclinic_studies.visits.study import DELTA, noise_multiplier, run, transition_error
 
 
 def courses(patients: int, seed: int) -> Courses:

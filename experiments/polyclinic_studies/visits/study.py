@@ -29,10 +29,10 @@ from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SynthesisMethod, fit_centrally
 from polyclinic.synthesis.visits.method import VisitByVisit
 from polyclinic.types import Floats
-from polyclinic_studies.datasets import followed, followed_demos
 from polyclinic_studies.generators.hospitals import errors_apart
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import estimate, number
+from polyclinic_studies.visits import followed, followed_demos
 
 EPSILONS, DELTA, SEEDS, SPLITS = (1.0, 3.0, 10.0), 1e-5, 12, 5
 PATIENTS, SYNTHETIC = 4000, 3000

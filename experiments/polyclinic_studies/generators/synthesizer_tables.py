@@ -88,6 +88,26 @@ def tables(found: Found) -> str:
     return "\n".join(parts)
 
 
+def choosing(found: Found) -> str:
+    """The table of docs/synthesis/choosing.md: how far what the best method and ``independent`` teach is from real training."""
+    epsilons, rows = _epsilons(found), []
+    for name, one in found.items():
+        about = [
+            number(mean([cell[key] for cell in one["real"]]), digits)
+            for key, digits in (("patients", 0), ("columns", 0))
+        ]
+        cells = []
+        for epsilon in epsilons:
+            gaps = {
+                m: less(cells_[epsilon], one["real"], "lr") for m, cells_ in one["methods"].items() if epsilon in cells_
+            }
+            ranked = sorted((m for m in gaps if gaps[m]), key=lambda m: -fmean(gaps[m]))
+            shown = dict.fromkeys([*ranked[:1], *(m for m in ranked if m == BASE)])
+            cells.append("; ".join(f"`{m}` {estimate(gaps[m], signed=True)}" for m in shown) or "-")
+        rows.append([f"`{name}`", *about, estimate([cell["lr"] for cell in one["real"]]), *cells])
+    return markdown(["data set", "patients", "columns", "real", *(f"ε = {e}" for e in epsilons)], rows)
+
+
 def _epsilons(found: Found) -> list[str]:
     return sorted(
         {epsilon for one in found.values() for cells in one["methods"].values() for epsilon in cells}, key=float

@@ -1,0 +1,91 @@
+"""The study of all methods on all data sets: what it runs, what it counts as less than ``independent``, and its goals."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.datasets import breast_cancer
+from polyclinic.runs.simulation import SimulatedRecords
+from polyclinic_studies.datasets import drawn
+from polyclinic_studies.datasets.drawn import sample_patients
+from polyclinic_studies.generators import synthesizers
+from polyclinic_studies.generators.synthesizer_tables import below, best, less, tables, targets
+
+MEASURES = dict.fromkeys(
+    ("columns_apart", "wasserstein", "pairs_apart", "spearman", "codes", "nearer", "advantage", "seconds"), 0.5
+)
+
+
+def _cells(lr: list[float]) -> list[dict[str, Any]]:
+    return [{"lr": value, "gbm": None, **MEASURES} for value in lr]
+
+
+FOUND = {
+    "stays": {
+        "real": _cells([0.80, 0.82, 0.81, 0.83, 0.84]),
+        "methods": {
+            "independent": {"3": _cells([0.70, 0.72, 0.71, 0.73, 0.74])},
+            "moments": {"3": _cells([0.79, 0.81, 0.80, 0.82, 0.83]), "1": _cells([0.6] * 5)},
+            "latent": {"3": _cells([0.69, 0.70, 0.70, 0.71, 0.73])},
+            "mixture": {"3": _cells([0.60, 0.82, 0.71, 0.73, 0.64])},
+        },
+    }
+}
+
+
+def test_less_than_independent_is_said_beyond_two_standard_errors_of_pairs() -> None:
+    [(name, method, classifier, gains)] = below(FOUND, 3.0)
+    assert (name, method, classifier) == ("stays", "latent", "lr")
+    assert gains == pytest.approx([-0.01, -0.02, -0.01, -0.02, -0.01])
+    # mixture is lower by .02 on average, and within its noise.
+    assert not list(below(FOUND, 1.0))
+
+
+def test_the_best_is_held_to_real_training_on_the_same_splits() -> None:
+    method, gaps = best(FOUND["stays"], 3.0)
+    assert method == "moments" and gaps == pytest.approx([-0.01] * 5)
+    met = {target.what.split(":")[0]: target.met for target in targets(FOUND, 3.0)}
+    assert met == {"moments": True, "latent": False, "mixture": True, "stays": True}
+
+
+def test_pairs_are_of_the_same_splits_alone() -> None:
+    with pytest.raises(ValueError, match="zip"):
+        less(_cells([0.5]), _cells([0.5, 0.6]), "lr")
+    assert less(_cells([0.5]), _cells([0.4]), "gbm") == []
+
+
+def test_a_cell_that_was_not_run_is_a_dash() -> None:
+    rows = tables(FOUND).splitlines()
+    assert "|  |  | latent | - | -0.114 ± 0.002 |" in rows
+
+
+def test_every_run_of_the_plan_is_possible_and_hospitals_of_mixture_share_no_noise() -> None:
+    for epsilons, methods, sets in synthesizers.PLAN:
+        assert set(sets) <= set(synthesizers.SETS) and set(methods) <= set(synthesizers.METHODS)
+        for method in methods:
+            shared = synthesizers.shared_options(sets[0], 0)
+            options = synthesizers.run_options(shared, synthesizers.METHODS[method], epsilons[0])
+            config = RunConfig.build(options)
+            assert config.privacy.epsilon == epsilons[0] and config.sites == 4
+            assert config.secure.shared_noise is (method != "mixture")
+
+
+def test_patients_are_drawn_whole_by_a_seed() -> None:
+    small = sample_patients(breast_cancer.DATASET, 100, 3)
+    assert len(small.load()) == 100 and small.load().equals(small.load())
+    other = sample_patients(breast_cancer.DATASET, 100, 4).load()
+    assert set(small.load()["patient"]) != set(other["patient"])
+    with pytest.raises(AttributeError, match="take diabetes, ist, icd with _ and a seed"):
+        getattr(drawn, "diabetes_x")  # noqa: B009
+
+
+def test_a_split_is_of_other_held_out_patients() -> None:
+    sides = []
+    for split in (0, 1):
+        options = synthesizers.shared_options("breast-cancer", split)
+        shards = SimulatedRecords.of(RunConfig.build(options)).shards().values()
+        sides.append(sorted(float(x) for shard in shards for x in shard.test.x[:, 0]))
+    assert len(shards) == 4 and sides[0] != sides[1]

@@ -108,6 +108,24 @@ def choosing(found: Found) -> str:
     return markdown(["data set", "patients", "columns", "real", *(f"ε = {e}" for e in epsilons)], rows)
 
 
+def standings(found: Found, epsilon: float) -> str:
+    """Of each method the data sets on which it teaches more, as much and less than ``independent`` at an epsilon: by over two
+    standard errors of a classifier, and by none of them the other way."""
+    sides: dict[str, dict[str, dict[str, str]]] = {}
+    for name, method, classifier, gains in _gains(found, epsilon):
+        gain, sure = fmean(gains), 2 * _error(gains)
+        side = "more" if gain > sure else "less" if gain < -sure else "alike"
+        sides.setdefault(method, {}).setdefault(name, {})[classifier] = side
+    rows = []
+    for method, by_set in sides.items():
+        listed: dict[str, list[str]] = {"more": [], "alike": [], "mixed": [], "less": []}
+        for name, by_classifier in by_set.items():
+            said = {side for side in by_classifier.values() if side != "alike"}
+            listed["mixed" if len(said) > 1 else next(iter(said), "alike")].append(name)
+        rows.append([f"`{method}`", *(", ".join(names) or "-" for names in listed.values())])
+    return markdown(["method", "more", "alike", "by one classifier more, by one less", "less"], rows)
+
+
 def _epsilons(found: Found) -> list[str]:
     return sorted(
         {epsilon for one in found.values() for cells in one["methods"].values() for epsilon in cells}, key=float

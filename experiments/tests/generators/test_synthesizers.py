@@ -12,7 +12,16 @@ from polyclinic.runs.simulation import SimulatedRecords
 from polyclinic_studies.datasets import drawn
 from polyclinic_studies.datasets.drawn import sample_patients
 from polyclinic_studies.generators import synthesizers
-from polyclinic_studies.generators.synthesizer_tables import below, best, less, tables, targets
+from polyclinic_studies.generators.synthesizer_tables import (
+    below,
+    best,
+    choosing,
+    figure,
+    less,
+    standings,
+    tables,
+    targets,
+)
 
 MEASURES = dict.fromkeys(
     ("columns_apart", "wasserstein", "pairs_apart", "spearman", "codes", "nearer", "advantage", "seconds"), 0.5
@@ -23,9 +32,10 @@ def _cells(lr: list[float]) -> list[dict[str, Any]]:
     return [{"lr": value, "gbm": None, **MEASURES} for value in lr]
 
 
-FOUND = {
+REAL = _cells([0.80, 0.82, 0.81, 0.83, 0.84])
+FOUND: dict[str, Any] = {
     "stays": {
-        "real": _cells([0.80, 0.82, 0.81, 0.83, 0.84]),
+        "real": REAL,
         "methods": {
             "independent": {"3": _cells([0.70, 0.72, 0.71, 0.73, 0.74])},
             "moments": {"3": _cells([0.79, 0.81, 0.80, 0.82, 0.83]), "1": _cells([0.6] * 5)},
@@ -60,6 +70,20 @@ def test_pairs_are_of_the_same_splits_alone() -> None:
 def test_a_cell_that_was_not_run_is_a_dash() -> None:
     rows = tables(FOUND).splitlines()
     assert "|  |  | latent | - | -0.114 ± 0.002 |" in rows
+
+
+def test_each_method_stands_above_beside_or_below_independent() -> None:
+    rows = standings(FOUND, 3.0).splitlines()[2:]
+    assert rows == [
+        "| `moments` | stays | - | - | - |",
+        "| `latent` | - | - | - | stays |",
+        "| `mixture` | - | stays | - | - |",
+    ]
+    (row,) = choosing(
+        {"stays": {**FOUND["stays"], "real": [cell | {"patients": 90, "columns": 4} for cell in REAL]}}
+    ).splitlines()[2:]
+    assert row.startswith("| `stays` | 90 | 4 | 0.820 ± 0.007 | `moments` -0.220 ± 0.007 | `moments` -0.010")
+    assert len(figure(FOUND).axes) == 1
 
 
 def test_every_run_of_the_plan_is_possible_and_hospitals_of_mixture_share_no_noise() -> None:

@@ -26,6 +26,7 @@ from polyclinic.training.converged import scale_of
 from polyclinic.training.preparation import standardised
 from polyclinic.types import Floats, Ints
 from polyclinic_studies.parts import Parts, outcome_of
+from polyclinic_studies.tables import margin, smallest
 
 _COHORTS = "polyclinic_studies.accuracy.cohorts"
 #: Data set by name: its configuration keys for the split of a number.
@@ -124,6 +125,9 @@ def targets(rows: Mapping[str, Any]) -> tuple[Target, ...]:
                     _with_error(gaps),
                     goal,
                     fmean(gaps) >= -most,
+                    seeds=len(gaps),
+                    of="splits",
+                    margin=margin(gaps, -most),
                 )
             )
         if "off" in columns["pooled"][0]:
@@ -135,8 +139,11 @@ def targets(rows: Mapping[str, Any]) -> tuple[Target, ...]:
                     "mean risk less the rate, by the rate, ε = 3",
                     "",
                     _with_error(off, 2),
-                    "within 0.1",
+                    f"within {_MOST_OFF:g}",
                     met,
+                    seeds=len(off),
+                    of="splits",
+                    margin=smallest(margin(off, end, end < 0) for end in (-_MOST_OFF, _MOST_OFF)),
                 )
             )
     return tuple(goals)

@@ -97,8 +97,7 @@ def run(asked: Asked, say: Say) -> Findings:
                     by_epsilon.setdefault(f"{epsilon:g}", []).append(cell)
             say(f"{name}, epsilon {epsilon:g}, {', '.join(its_methods)}: {splits} splits")
     config = {"splits": splits, "hospitals": HOSPITALS, "methods": {name: dict(keys) for name, keys in methods.items()}}
-    goals = () if asked.quick else targets(found, GOALS_AT)
-    return Findings(config, goals, {"sets": found}, tables(found), {} if asked.quick else {"gain": figure(found)})
+    return Findings(config, targets(found, GOALS_AT), {"sets": found}, tables(found), {"gain": figure(found)})
 
 
 def shared_options(name: str, split: int) -> dict[str, Any]:

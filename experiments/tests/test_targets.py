@@ -79,7 +79,7 @@ def test_a_margin_counts_standard_errors_beyond_the_goal() -> None:
 
 def test_a_method_meets_a_goal_by_all_its_targets_together() -> None:
     def by(name: str, *verdicts: bool | None) -> list[Target]:
-        return [target(met, by=name, exact="a count") for met in verdicts]
+        return [target(met, by=name, exact="a count").judged() for met in verdicts]
 
     every = [*by("a", True, True), *by("b", True, False), *by("c", True, None)]
     assert verdict_of(every) == "met by `a`; missed by `b`; no verdict on `c` (not judged)"

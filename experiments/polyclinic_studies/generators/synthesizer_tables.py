@@ -60,6 +60,8 @@ def targets(found: Found, epsilon: float) -> tuple[Target, ...]:
             "; ".join(bad) or "none", "none by over 2 standard errors", not bad, seeds=splits, of="splits", by=method,
         ))  # fmt: skip
     for name, one in found.items():
+        if not any(f"{epsilon:g}" in cells for cells in one["methods"].values()):
+            continue
         method, gaps = best(one, epsilon)
         goals.append(Target(
             name, f"AUROC of the best method, {method}, less that of real training, ε = {epsilon:g}", "-",

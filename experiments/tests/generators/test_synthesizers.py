@@ -96,7 +96,7 @@ def test_each_method_stands_above_beside_or_below_independent() -> None:
 
 
 def test_every_run_of_the_plan_is_possible_and_hospitals_of_mixture_share_no_noise() -> None:
-    for epsilons, methods, sets in synthesizers.PLAN:
+    for epsilons, methods, sets in (*synthesizers.PLAN, *synthesizers.SLOW):
         assert set(sets) <= set(synthesizers.SETS) and set(methods) <= set(synthesizers.METHODS)
         for method in methods:
             shared = synthesizers.shared_options(sets[0], 0)

@@ -79,10 +79,10 @@ def test_a_margin_counts_standard_errors_beyond_the_goal() -> None:
 
 def test_a_method_meets_a_goal_by_all_its_targets_together() -> None:
     def by(name: str, *verdicts: bool | None) -> list[Target]:
-        return [target(met, by=name, exact="a count") for met in verdicts]
+        return [target(met, by=name, exact="a count").judged() for met in verdicts]
 
     every = [*by("a", True, True), *by("b", True, False), *by("c", True, None)]
-    assert verdict_of(every) == "met by `a`; missed by `b`; no verdict on `c`"
+    assert verdict_of(every) == "met by `a`; missed by `b`; no verdict on `c` (not judged)"
     assert verdict_of(by("", True, True)) == "met (2 of 2)"
     assert verdict_of([]) == "nothing measured"
     assert "1 of 2, error: .1" in verdict_of(by("", True, False))
@@ -159,7 +159,8 @@ def test_one_table_has_all_targets_in_the_order_of_their_numbers(tmp_path: Path)
     whole = gather(KNOWN, tmp_path)
     assert [line["id"] for line in whole["goals"]] == ["R2", "R3", "R12"] and whole["not run"] == ["bad"]
     assert whole["goals"][0]["verdict"] == "nothing measured"
-    assert whole["goals"][1] == {"id": "R3", "what": "small errors", "verdict": "met by `a`; no verdict on `b`", "met": 1,
+    assert whole["goals"][1] == {"id": "R3", "what": "small errors", "met": 1,
+                                 "verdict": "met by `a`; no verdict on `b` (3 seeds; a verdict needs 12)",
                                  "missed": 0, "open": 1, "experiments": ["good"]}  # fmt: skip
     assert json.loads((tmp_path / "targets.json").read_text()) == whole
     page = (tmp_path / "targets.md").read_text()

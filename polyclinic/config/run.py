@@ -446,8 +446,8 @@ class RunConfig(Keys):
         """
         if self.method_is_open:
             return self.using(synthesis.usual_method(schema))
-        of_time = len(schema.labels) > 1 and any(column.kind != "binary" for column in schema.labels)
-        by_label = {"objective": "hazards"} if of_time and not self.objective else {}
+        objective = objective_of_label(schema)
+        by_label = {"objective": objective} if objective and not self.objective else {}
         return self.taking("newton" if self.optimizer_is_open and newton.suits(schema) else "sgd", **by_label)
 
     def taking(self, optimizer: str, **by_label: str) -> RunConfig:
@@ -524,6 +524,12 @@ _VARYING = frozenset().union(
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
+
+
+def objective_of_label(schema: Schema) -> str:
+    """The objective that a run takes by name where it names none; empty for one that has no defaults of its own."""
+    of_time = len(schema.labels) > 1 and any(column.kind != "binary" for column in schema.labels)
+    return "hazards" if of_time else ""
 
 
 def _first(section: str) -> str:

@@ -115,10 +115,12 @@ def verdict_of(targets: Iterable[Target]) -> str:
         (word,) = (word for word, listed in words.items() if listed)
         return f"{word}{_of_how_many(word, groups[''])}"
     said = {"met": "met by", "missed": "missed by", "no verdict": "no verdict on"}
-    return "; ".join(
+    text = "; ".join(
         f"{said[word]} {', '.join(f'`{by}`' if by else 'the rest' for by in listed)}"
         for word, listed in words.items() if listed
     )  # fmt: skip
+    reasons = {target.why for by in words["no verdict"] for target in groups[by] if target.met is None}
+    return f"{text} ({reasons.pop()})" if len(reasons) == 1 else text
 
 
 def _together(group: Sequence[Target]) -> str:

@@ -106,7 +106,7 @@ def page(whole: Mapping[str, Any]) -> str:
     head = ["verdict", "met", "missed", "no verdict", "experiments"]
     goals = markdown(["goal", "what", *head], [[f"{g['id']}", g["what"], *_cells(g)] for g in whole["goals"]])
     own = markdown(["own goals of", *head[1:4]], [[g["experiment"], *_cells(g)[1:4]] for g in whole["own"]])
-    head = ["goal", "experiment", "what", "published", "measured", "over", "goal", "verdict", "commit"]
+    head = ["for", "experiment", "what", "published", "measured", "over", "goal", "verdict", "commit"]
     rows = []
     for values in whole["targets"]:
         t = target_of(values)

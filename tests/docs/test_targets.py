@@ -29,10 +29,8 @@ def test_the_committed_table_is_what_the_committed_results_say() -> None:
     assert (RESULTS / "targets.md").read_text() == page(whole), AGAIN
 
 
-def test_no_result_is_of_a_short_form_and_every_commit_is_said() -> None:
-    found = results(RESULTS)
-    assert not [one.experiment for one in found if one.quick]
-    assert not [one.experiment for one in found if one.targets and "dirty" in one.commit]
+def test_no_committed_result_is_of_a_short_form() -> None:
+    assert not [one.experiment for one in results(RESULTS) if one.quick or one.preset != "sound"]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from math import sqrt
 from statistics import fmean, stdev
 from typing import Any
@@ -24,6 +25,7 @@ from polyclinic_studies.cvsim6 import DYNES, OUTPUTS, STEPS, TARGETS, UNITS, mea
 from polyclinic_studies.cvsim6.circuit_loop import array_path, pressure_path
 from polyclinic_studies.cvsim6.private_patients import synthetic_patients
 from polyclinic_studies.cvsim6.two_parameters import Fitted, Grid, Pair, by_flow, fitted, grid
+from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import BLUE, GREEN, GREY, ORANGE, estimate, margin
 
 # Harrod et al. 2020's supplement, validation_EHR.txt: the defaults, and with r_a half as large again.
@@ -51,8 +53,11 @@ def run(asked: Asked, say: Say) -> Findings:
     say(f"published outputs: largest difference {max(row['difference'] for row in published):.4f}")
     speed = _speed(beats=1 if quick else 10, batch=16 if quick else 1024, times=2 if quick else SEEDS)
     say(f"speed: {speed}")
-    cases = [_case(pair, quick, say) for pair in (PAIRS[-1:] if quick else PAIRS)]
-    results = {"published": published, "figure 2": _figure2(), "speed": speed, "cases": cases}
+    parts, pairs = Parts(asked.out, say), PAIRS[-1:] if quick else PAIRS
+    surrogates = [_surrogates(parts, pair, quick) for pair in pairs]
+    cases = [parts.answer(f"patients-{pair.resistance}-{pair.width}", {"quick": quick}, partial(_case, pair, quick, say))
+             for pair in pairs]  # fmt: skip
+    results = {"published": published, "figure 2": _figure2(), "speed": speed, "surrogates": surrogates, "cases": cases}
     figures = {"cycle": _cycle(), "posteriors": _figure(cases)}
     config = {"patients": PATIENTS, "delta": DELTA, "epsilons": list(EPSILONS), "cohorts": COHORTS}
     return Findings(config, _targets(results), results, _table(results), figures)
@@ -68,14 +73,14 @@ def _targets(results: Mapping[str, Any]) -> tuple[Target, ...]:
                            max(shares) <= 1, exact=exact, by="outputs"))  # fmt: skip
     for loop in ("scalars", "NumPy arrays"):
         times = results["speed"][f"times over {loop.split()[-1]}"]
-        made.append(Target("R6", f"a batch of {results['speed']['batch']}, times as fast as a loop of {loop}", "",
-                           estimate(times, 0), "at least 100", fmean(times) >= 100, len(times), margin=margin(times, 100.0),
-                           by="speed"))  # fmt: skip
+        words = f"a batch of {results['speed']['batch']}, times as fast as a loop of {loop}, each timed with it"
+        made.append(Target("R6", words, "", estimate(times, 0), "at least 100", fmean(times) >= 100, len(times), by="speed",
+                           margin=margin(times, 100.0)))  # fmt: skip
     for name, row in results["figure 2"].items():
         made.append(
             Target("R7", name, f"{row['published']:g}", f"{row['ours']:.3f}", row["goal"], row["met"], exact=exact)
         )
-    for one in results["cases"]:
+    for one in results["surrogates"]:
         errors, words = one["largest errors"], f"{one['resistance']}, width {one['width']}"
         made.append(Target(
             "R8", f"surrogate of {words}: largest error at new points, of the range", "", f"{100 * fmean(errors):.2f} % ± "
@@ -148,13 +153,30 @@ def _speed(beats: int, batch: int, times: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _case(pair: Pair, quick: bool, say: Say) -> dict[str, Any]:
-    beats = 2 if quick else 10
-    fits: list[Fitted] = [
-        fitted(pair, held_out=50 if quick else 200, iterations=200 if quick else 3000, beats=beats, seed=seed)
+def _fitted(pair: Pair, quick: bool, seed: int) -> Fitted:
+    return fitted(
+        pair, held_out=50 if quick else 200, iterations=200 if quick else 3000, beats=2 if quick else 10, seed=seed
+    )
+
+
+def _largest_error(pair: Pair, quick: bool, seed: int) -> float:
+    return max(_fitted(pair, quick, seed).errors)
+
+
+def _surrogates(parts: Parts, pair: Pair, quick: bool) -> dict[str, Any]:
+    """Each seed's largest error of any output."""
+    name = f"{pair.resistance}-{pair.width}"
+    errors = [
+        parts.answer(f"surrogate-{name}-{seed}", {"quick": quick}, partial(_largest_error, pair, quick, seed))
         for seed in range(2 if quick else SEEDS)
     ]
-    surrogate = fits[0]
+    parts.say(f"surrogates of {name}: {', '.join(f'{100 * error:.2f} %' for error in errors)}")
+    return {"resistance": pair.resistance, "width": pair.width, "largest errors": errors}
+
+
+def _case(pair: Pair, quick: bool, say: Say) -> dict[str, Any]:
+    beats = 2 if quick else 10
+    surrogate = _fitted(pair, quick, 0)
     exact: Grid = grid(pair, points=7 if quick else 33, finer=81 if quick else 201, beats=beats)
     narrow_low, narrow_high = Pair(pair.resistance, 1).box()
     truth = narrow_low + (narrow_high - narrow_low) * torch.tensor(TRUTH, dtype=torch.float64)
@@ -173,7 +195,6 @@ def _case(pair: Pair, quick: bool, say: Say) -> dict[str, Any]:
         say(f"{pair.resistance}, width {pair.width}, epsilon {epsilon}: {sources[-1]['flow']}")
     return {
         "resistance": pair.resistance, "width": pair.width, "hold-out error": dict(zip(TARGETS, surrogate.errors, strict=True)),
-        "largest errors": [max(one.errors) for one in fits],
         "truth": _cgs(truth), "prior": {"mean": _cgs(prior_mean), "deviation": _cgs(prior_deviation)}, "sources": sources,
     }  # fmt: skip
 

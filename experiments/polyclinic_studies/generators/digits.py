@@ -266,6 +266,7 @@ def _targets(found: Sequence[Drawn], chosen: Plan, asked: Asked) -> tuple[Target
                 "R14", f"ppgan less dpgan, {name}, pairs of a seed", "above 0, as a figure", estimate(apart),
                 "above 0 by two standard errors: the ranking that PPGAN shows",
                 curves.above_nothing(apart), by="ppgan above dpgan", seeds=len(apart),
+                margin=None if (errors := margin(apart, 0.0)) is None else errors - 2,
             ))  # fmt: skip
     return tuple(targets)
 

@@ -26,6 +26,7 @@ PAGES = {
     "brought": "engine.md#speed",
     "boosting": "boosting.md", "survival": "survival.md#models", "regressions": "regression.md#with-privacy",
     "coverage": "synthesis/inference.md#measured-columns-in-pairs",
+    "marginals": "synthesis/marginals.md#beside-the-authors-code",
 }  # fmt: skip
 PAGES = {name: page for name, page in PAGES.items() if (RESULTS / f"{name}.json").is_file()}
 Row = tuple[str, str, str, str, str, str, bool | None]

@@ -10,7 +10,7 @@ from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.client.home.hospital import Hospital
 from polyclinic.client.home.policy import Policy
-from polyclinic.config import RunConfig
+from polyclinic.config import RunConfig, objective_of_label
 from polyclinic.config import train_settings as config_settings
 from polyclinic.ehr.encoding import Standardiser
 from polyclinic.errors import BudgetRefused, ConfigError
@@ -34,7 +34,7 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
     for key, name, allowed in (
         ("task", config.task, hospital.policy.allowed_tasks),
         ("model", config.model, hospital.policy.allowed_models),
-        ("objective", config.objective, ("", *hospital.policy.allowed_objectives)),
+        ("objective", config.objective, ("", objective_of_label(hospital.schema), *hospital.policy.allowed_objectives)),
     ):
         _check_allowed(hospital.site, f"the {key}s ", name, allowed)
     if not hospital.simulated:
@@ -50,7 +50,7 @@ def check_mods(site: str, policy: Policy, config: RunConfig) -> None:
 def _check_allowed(site: str, what: str, name: str, allowed: Sequence[str], of: str = "") -> None:
     if name not in allowed:
         raise BudgetRefused(
-            f"{site}: the policy allows {what}{', '.join(filter(None, allowed)) or 'none'}, not {of}{name!r}."
+            f"{site}: the policy allows {what}{', '.join(filter(None, dict.fromkeys(allowed))) or 'none'}, not {of}{name!r}."
         )
 
 

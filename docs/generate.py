@@ -1,4 +1,5 @@
-"""Write what follows from the code: the references of keys and of commands in docs/, and Flower's config in pyproject.toml.
+"""Write what follows from the code and from results: the references of keys and of commands in docs/, Flower's config in
+pyproject.toml, the table of all targets, and what pages say of it.
 
 ``python docs/generate.py`` writes them; a test compares them with what is committed.
 """
@@ -6,8 +7,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+import os
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import click
 import tomli_w
@@ -16,6 +22,8 @@ import typer
 from polyclinic.cli import app
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, SECTIONS, RunConfig
 from polyclinic.config.keys import Keys
+from polyclinic.experiments import Experiment, markdown
+from polyclinic.experiments.together import gather
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "# GENERATED from RunConfig by `make generate`; a test keeps the two equal.\n"
@@ -99,11 +107,47 @@ def _cell(text: str) -> str:
     return " ".join(text.replace("\\[", "[").split()).replace("|", "\\|")
 
 
+RESULTS = ROOT / "experiments/results"
+#: What pages say of targets: ``<!-- targets R12, accuracy -->``, ids or experiments with goals of their own.
+VERDICTS = re.compile(r"<!-- targets ([^\n]*) -->\n.*?<!-- end of targets -->", re.S)
+
+
+def studies() -> dict[str, Experiment]:
+    """The experiments of experiments/, whether they are installed or not."""
+    package = tomllib.loads((ROOT / "experiments/pyproject.toml").read_text(encoding="utf-8"))
+    places = package["project"]["entry-points"]["polyclinic.experiments"]
+    return {
+        name: getattr(import_module(place.partition(":")[0]), place.partition(":")[2]) for name, place in places.items()
+    }
+
+
+def verdicts(page: Path, text: str, whole: Mapping[str, Any]) -> str:
+    """The ``page``'s ``text`` with the verdicts that it names, as the table of all targets ``whole`` has them."""
+    lines = {line["id"]: line for line in whole["goals"]} | {line["experiment"]: line for line in whole["own"]}
+    table = os.path.relpath(RESULTS / "targets.md", page.parent)
+
+    def written(match: re.Match[str]) -> str:
+        rows = []
+        for name in match[1].split(", "):
+            line = lines[name]
+            what = f"{name}. {line['what']}" if "id" in line else f"own goals of `{name}`"
+            rows.append([what, line["verdict"], str(line["met"]), str(line["missed"]), str(line["open"])])
+        made = markdown([f"[goal]({table})", "verdict", "met", "missed", "no verdict"], rows)
+        return f"<!-- targets {match[1]} -->\n\n{made}\n<!-- end of targets -->"
+
+    return VERDICTS.sub(written, text)
+
+
 def main() -> None:
     path = ROOT / "pyproject.toml"
     path.write_text(pyproject(path.read_text(encoding="utf-8")), encoding="utf-8")
     (ROOT / "docs/reference/configuration.md").write_text(reference(), encoding="utf-8")
     (ROOT / "docs/reference/commands.md").write_text(commands(), encoding="utf-8")
+    whole = gather(studies(), RESULTS)
+    for page in sorted((ROOT / "docs").rglob("*.md")):
+        text = page.read_text(encoding="utf-8")
+        if VERDICTS.search(text):
+            page.write_text(verdicts(page, text, whole), encoding="utf-8")
 
 
 if __name__ == "__main__":

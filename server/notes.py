@@ -105,6 +105,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     if state.released:
         said += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
+    said += filter(None, [outcome.program.chosen(outcome.sites[0].schema)])
     said += outcome.program.notes(learned, scored=any(state.released.values()))
     if comparison:
         said.append(

@@ -1,5 +1,7 @@
 """What every test may use: the command line as a person runs it, and small fast runs."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
@@ -14,6 +16,8 @@ from xdist.scheduler import LoadFileScheduling
 from tests.nursery import Done, python
 
 if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
+
     from polyclinic.inspection.result import RunResult
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -37,19 +41,30 @@ Command = Callable[..., Done]
 USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/methods/test_marginals.py")
 # These start Ray clusters, SuperLinks and nodes, each of which would take all cores: one after the other.
 START_CLUSTERS = (
-    "tests/chaos/", "tests/deployment/", "tests/flower/", "tests/sim/test_failing_site.py", "tests/sim/test_grid.py",
+    "tests/deployment/", "tests/flower/", "tests/sim/test_failing_site.py", "tests/sim/test_grid.py",
     "tests/sim/test_killed_actor.py", "tests/sim/test_two_nodes.py",
 )  # fmt: skip
+# This mostly waits until what was struck is back, so that it runs beside them.
+WAIT = ("tests/chaos/",)
+# The longest of all in one process, which begin first.
+LONGEST = (START_CLUSTERS[0], WAIT[0], "tests/docs/test_docs.py", "tests/server/test_rounds.py")
 
 
 class ByFile(LoadFileScheduling):
-    """The tests of a file go to one process, and those of all files that use JAX, or that start clusters."""
+    """The tests of a file go to one process, and those of all files that use JAX, that start clusters, or that wait."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        if file.startswith(START_CLUSTERS):
-            return START_CLUSTERS[0]
-        return USE_JAX[0] if file in USE_JAX else file
+        for several in (START_CLUSTERS, WAIT, USE_JAX):
+            if file.startswith(several):
+                return several[0]
+        return file
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        for scope in LONGEST[::-1]:
+            if scope in self.workqueue:
+                self.workqueue.move_to_end(scope, last=False)
+        super()._assign_work_unit(node)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
@@ -95,12 +110,12 @@ def heart_disease() -> None:
 
 
 @pytest.fixture
-def quick(tmp_path: Path) -> "Callable[..., RunResult]":
+def quick(tmp_path: Path) -> Callable[..., RunResult]:
     """A small private run of the embedded dataset into the test's own folder, whose report is of tables alone."""
 
     from polyclinic import Federation
 
-    def run(**options: Any) -> "RunResult":
+    def run(**options: Any) -> RunResult:
         small: dict[str, Any] = {"out": str(tmp_path), "rounds": 2, "training.local-steps": 2}
         return Federation.from_dataset("breast-cancer", **small).run(**{"pictures": False} | options)
 

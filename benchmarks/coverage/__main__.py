@@ -30,7 +30,8 @@ from polyclinic.synthesis.combining import Rule, combine
 from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, make
 from polyclinic.synthesis.marginals.counts import merged_sizes
 from polyclinic.synthesis.marginals.estimation import maximal
-from polyclinic.synthesis.marginals.network import order_of, shares_within
+from polyclinic.synthesis.marginals.field import order_of
+from polyclinic.synthesis.marginals.network import shares_within
 from polyclinic.synthesis.sums import clipped_total
 from polyclinic.types import Arrays, Bools, Floats
 

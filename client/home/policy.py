@@ -50,7 +50,7 @@ class Policy(BaseModel):
     accountant: Literal["pld", "rdp"] = "pld"
     relation: Literal["add-remove", "replace-one"] = "add-remove"
     allowed_tasks: tuple[str, ...] = ("classification", "statistics")
-    allowed_models: tuple[str, ...] = ("logistic", "mlp", "tabular-resnet", "gru", "transformer")
+    allowed_models: tuple[str, ...] = tuple(NAMES["models"])
     allowed_objectives: tuple[str, ...] = tuple(NAMES["objectives"])
     allowed_strategies: tuple[str, ...] = tuple(BUILT_IN)
     allowed_mods: tuple[str, ...] = tuple(MODS)

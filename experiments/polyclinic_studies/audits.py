@@ -88,7 +88,7 @@ def run(asked: Asked, say: Say) -> Findings:
         "that so many audits allow (Clopper and Pearson).\n\n"
         f"{_table(sound)}\nWhat must be flagged, and how often it was.\n\n{_table(wrong)}"
     )
-    targets = () if asked.quick else _targets(sound, wrong)
+    targets = () if asked.quick else (*_targets(sound, wrong), *_not_run(sound, wrong))
     config = {"seeds": seeds, "canaries": CANARIES, "guesses": GUESSES, "common": COMMON, "trainers": dict(trainers)}
     return Findings(config, targets, {"trainers": sound, "faults": wrong}, tables)
 
@@ -137,10 +137,29 @@ def _targets(
 
     def target(what: str, audits: list[dict[str, Any]], goal: int) -> Target:
         alarms = sum(bool(one["caught_by"]) for one in audits)
-        met = alarms == goal if len(audits) >= SEEDS else None
-        return Target("R17", what, "", f"{alarms} of {len(audits)}", f"{goal} of {len(audits)}", met)
+        why = "" if len(audits) >= SEEDS else f"{len(audits)} seeds; R17 asks {SEEDS}"
+        return Target(
+            "R17",
+            what,
+            "",
+            f"{alarms} of {len(audits)}",
+            f"{goal} of {len(audits)}",
+            alarms == goal,
+            len(audits),
+            why=why,
+        )
 
     return (
         *(target(f"{name}: alarms", audits, 0) for name, audits in sound.items()),
         *(target(f"{name}: flagged", audits, len(audits)) for name, audits in wrong.items()),
     )
+
+
+def _not_run(sound: Mapping[str, Any], wrong: Mapping[str, Any]) -> tuple[Target, ...]:
+    """R17 is of every trainer and of every fault: a part of them does not meet it."""
+    return tuple(
+        Target("R17", f"{name}: {what}", "", "-", goal, None, 0, why="not run")
+        for every, found, what, goal in ((TRAINERS, sound, "alarms", f"0 of {SEEDS}"),
+                                         (FAULTS, wrong, "flagged", f"{SEEDS} of {SEEDS}"))
+        for name in every if name not in found
+    )  # fmt: skip

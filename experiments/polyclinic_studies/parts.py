@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +17,12 @@ from polyclinic.experiments import Say
 from polyclinic.federation import Federation
 from polyclinic.files import write_file
 from polyclinic.inspection.result import RunResult
-from polyclinic.runs.simulation import settled
+from polyclinic.runs.simulation import check_simulation, settled, simulated_patients
+from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
+from polyclinic.sim.calls import AppReference
+from polyclinic.sim.grid import LocalGrid
 
 # Keys that do not decide what a run finds.
 _WHERE = {"out", "workers", "timeout"}
@@ -75,6 +80,18 @@ class Parts:
         except PolyclinicError as error:
             error.add_note(f"This was part {name!r} of the experiment; what is finished is kept in {self.folder}.")
             raise
+
+
+def outcome_of(options: Mapping[str, Any]) -> Outcome:
+    """What a run of these configuration keys leaves: ``Federation.run`` without its folder and its report, whose intervals
+    take as long as the training. Raises PolyclinicError as ``Federation.run`` does."""
+    logging.getLogger("flwr").setLevel(logging.WARNING)
+    config = settled(RunConfig.build(options))
+    check_simulation(config)
+    patients = simulated_patients(config)
+    app = AppReference("polyclinic.client_app")
+    with tempfile.TemporaryDirectory() as home, LocalGrid(app, len(patients), config.flat(), None, patients) as grid:
+        return federate(grid, config, "study", Places(Path(home)))
 
 
 def plain_name(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from statistics import fmean, stdev
 
 from polyclinic.evaluation.intervals import Interval
@@ -26,6 +26,18 @@ def estimate(values: Sequence[float | None], digits: int = 3, signed: bool = Fal
     clear = [value for value in values if value is not None]
     error = f" ± {stdev(clear) / len(clear) ** 0.5:.{digits}f}" if average is not None and len(clear) > 1 else ""
     return number(average, digits, signed) + error
+
+
+def margin(values: Sequence[float | None], goal: float, least: bool = True) -> float | None:
+    """By how many standard errors the mean is at least ``goal`` (or at most); ``None`` of one value and of equal ones."""
+    clear = [value for value in values if value is not None]
+    error = stdev(clear) / len(clear) ** 0.5 if len(clear) > 1 else 0.0
+    return (1 if least else -1) * (fmean(clear) - goal) / error if error else None
+
+
+def smallest(margins: Iterable[float | None]) -> float | None:
+    """The smallest that there is."""
+    return min((one for one in margins if one is not None), default=None)
 
 
 def between(one: Interval, digits: int = 3, signed: bool = False) -> str:

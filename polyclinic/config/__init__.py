@@ -9,7 +9,7 @@ from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
 from polyclinic.config.reading import parse_assignments, parse_value
-from polyclinic.config.run import SECTIONS, RunConfig
+from polyclinic.config.run import SECTIONS, RunConfig, objective_of_label
 
 __all__ = [
     "AT_COORDINATORS",
@@ -36,6 +36,7 @@ __all__ = [
     "check_effects",
     "compression",
     "noise_named",
+    "objective_of_label",
     "parse_assignments",
     "parse_value",
     "put_aside",

@@ -97,7 +97,7 @@ def _shared_noise(config: RunConfig) -> None:
             f"secure.shared-noise is true but task is {config.task!r}: the sum is of patients' clipped vectors; set task to "
             "'classification', 'synthesis' or 'posterior'"
         )
-    optimizer = "sgd" if config.kind.steps and not config.is_open else config.training.optimizer
+    optimizer = "sgd" if config.kind.steps and not config.optimizer_is_open else config.training.optimizer
     for key, wanted, why in (
         ("secure.aggregation", True, "a share of the noise protects only in a sum"),
         ("privacy.dp", True, "without privacy there is no noise to share, so leave secure.shared-noise out"),

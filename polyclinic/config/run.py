@@ -169,7 +169,8 @@ class RunConfig(Keys):
     model: str = Field(
         "logistic",
         description="logistic, mlp, tabular-resnet, gru, transformer (docs/models.md), ebm or trees (docs/boosting.md), of task "
-        "synthesis a method such as moments (the default there), of task posterior logistic or linear, or `package.module:Name`.",
+        "synthesis a method such as moments (by default the schema chooses, docs/synthesis/choosing.md), of task posterior "
+        "logistic or linear, or `package.module:Name`.",
     )
     model_options: Written = Field(
         "", description="Options of the model, by name: `depth=3, dropout=0.1` (docs/models.md)."
@@ -428,34 +429,53 @@ class RunConfig(Keys):
     def given(self) -> dict[str, Value]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
         # Where the optimizer is open, other defaults may come to hold.
-        values = self._named() if self.is_open else self.flat()
-        stays = newton.DEFAULTS.keys() if self.is_open else ("task", "strategy")
+        values = self._named() if self.optimizer_is_open else self.flat()
+        stays = newton.DEFAULTS.keys() if self.optimizer_is_open else ("task", "strategy")
+        if self.task == "synthesis" and not self.method_is_open:
+            stays = (*stays, "model")  # left out, it would be open
         usual = type(self)().flat() | _defaults(values)
         given = {key: value for key, value in values.items() if key in stays or value != usual[key]}
         chosen = self.training.optimizer
         return given if _defaults(given)[_OPTIMIZER] == chosen else given | {_OPTIMIZER: chosen}
 
     def settled(self, schema: Schema) -> RunConfig:
-        """The same with the optimizer that ``training.optimizer`` auto takes for records of a schema, and the objective by name
-        where it has defaults of its own.
+        """The same with what it leaves open chosen for records of a schema: the optimizer that ``training.optimizer`` auto takes,
+        the objective by name where it has defaults of its own, and the method of task synthesis.
 
         The coordinator and each hospital choose by this one rule.
         """
-        of_time = len(schema.labels) > 1 and any(column.kind != "binary" for column in schema.labels)
-        by_label = {"objective": "hazards"} if of_time and not self.objective else {}
-        return self.taking("newton" if self.is_open and newton.suits(schema) else "sgd", **by_label)
+        if self.method_is_open:
+            return self.using(synthesis.usual_method(schema))
+        objective = objective_of_label(schema)
+        by_label = {"objective": objective} if objective and not self.objective else {}
+        return self.taking("newton" if self.optimizer_is_open and newton.suits(schema) else "sgd", **by_label)
 
     def taking(self, optimizer: str, **by_label: str) -> RunConfig:
         """The same where ``training.optimizer`` auto stands for ``optimizer``, with its defaults for what was not given."""
-        if not self.is_open:
+        if not self.optimizer_is_open:
             return self
         stays = {key: value for key, value in self._named().items() if key not in newton.STEPS}
         return self.build(stays, {_OPTIMIZER: optimizer}, by_label)
 
+    def using(self, method: str) -> RunConfig:
+        """The same where task synthesis, of which no model was given, uses ``method``, with its defaults for the rest."""
+        return self.build(self._named(), {"model": method}) if self.method_is_open else self
+
     @property
     def is_open(self) -> bool:
+        """Whether the records' schema still has to choose: the optimizer, or the method of task synthesis."""
+        return self.optimizer_is_open or self.method_is_open
+
+    @property
+    def optimizer_is_open(self) -> bool:
         """Whether the records' schema still has to choose the optimizer."""
         return self.training.optimizer == "auto"
+
+    @property
+    def method_is_open(self) -> bool:
+        """Whether the records' schema still has to choose the method of task synthesis: nothing given is of one method."""
+        of_one = {"model", "rounds"} & self.model_fields_set or self.synthesis.options or self.synthesis.kind != "auto"
+        return self.task == "synthesis" and not of_one
 
     def _named(self) -> dict[str, Value]:
         """``flat`` with only what was given."""
@@ -504,6 +524,12 @@ _VARYING = frozenset().union(
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
     *(one.usual for one in BUILT_IN.values()),
 )  # fmt: skip
+
+
+def objective_of_label(schema: Schema) -> str:
+    """The objective that a run takes by name where it names none; empty for one that has no defaults of its own."""
+    of_time = len(schema.labels) > 1 and any(column.kind != "binary" for column in schema.labels)
+    return "hazards" if of_time else ""
 
 
 def _first(section: str) -> str:

@@ -195,6 +195,10 @@ class Program(ABC):
         linear = self.judged and self.config.model == "logistic" and not self.draws
         return self.objective(schema).regression if linear else self.config.model
 
+    def chosen(self, schema: Schema) -> str:
+        """Why the run has the model that a run takes which names none, in a sentence; empty where that needs no word."""
+        return ""
+
     def width(self, schema: Schema) -> int:
         """How many numbers of a row the model sees."""
         return len(feature_names(schema))

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 import numpy as np
 from dp_accounting import DpEvent
 
+from polyclinic.config.programs.synthesis import usual_method, why_usual
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of, resolve
 from polyclinic.programs.building import check_options
 from polyclinic.programs.program import Collected, Half, Program, State
 from polyclinic.programs.synthetic import Synthetic, making
-from polyclinic.synthesis.sums import HIDDEN, SumsMethod, SynthesisMethod
+from polyclinic.synthesis.sums import ANSWERED, HIDDEN, SumsMethod, SynthesisMethod
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.training.synthesis import ROUND, SUM, SumsTask, sum_event
 from polyclinic.training.task import TrainSettings
@@ -32,6 +33,10 @@ if TYPE_CHECKING:
 _HIDDEN = (
     "Noise hides what every column has to do with the label, so that synthetic patients teach little or nothing of the outcome. "
     "Allow a larger epsilon, fewer columns or shared noise, or leave them unused."
+)
+_LEFT = (
+    "Hospitals were missing in some rounds: sums are of {:.0f} to {:.0f} patients. Models that are drawn anew count the smaller "
+    "number, so that intervals are rather too wide than too narrow; whom the missing hospitals treat counts less."
 )
 
 
@@ -139,7 +144,13 @@ class SyntheticSums(Sums, Synthetic):
 
     def notes(self, state: State, scored: bool) -> list[str]:
         hidden = [_HIDDEN] if np.any(state["arrays"].get(HIDDEN, False)) else []
-        return [*hidden, *super().notes(state, scored)]
+        fewest, most = state["arrays"].get(ANSWERED, np.zeros(2)).tolist()
+        left = [_LEFT.format(fewest, most)] if fewest < most else []
+        return [*hidden, *left, *super().notes(state, scored)]
+
+    def chosen(self, schema: Schema) -> str:
+        usual = self.config.model == usual_method(schema) and not self.config.synthesis.options
+        return why_usual(schema) if usual else ""
 
 
 @dataclass(frozen=True, eq=False)

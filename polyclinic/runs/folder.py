@@ -163,7 +163,7 @@ class Run:
     def as_begun(self, config: RunConfig) -> RunConfig:
         """``config`` where what it leaves open is as it was chosen when the run began."""
         begun = self.config()
-        config = config.taking(begun.training.optimizer)
+        config = config.taking(begun.training.optimizer).using(begun.model)
         return config if config.privacy.delta else config.changed({"privacy.delta": begun.privacy.delta})
 
     def check_unfinished(self) -> None:

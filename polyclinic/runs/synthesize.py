@@ -76,7 +76,8 @@ def synthesize(
             "method": {"name": statement.get("model") or statement.get("method"), "class": type(synthesizer).__name__},
             "rows": number_of_rows, "sets": sets, "seed": seed,
             "inference": inference_of(
-                run.summary_json(), sets, able.together if able else [], able.patients if able else None, bool(conditions)
+                run.summary_json(), sets, able.together if able else [], able.patients if able else None, bool(conditions),
+                [column.name for column in _written(layout.schema) if column.kind == "code_set"],
             ),
             "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},

@@ -87,7 +87,7 @@ def plan(
     combinations = [{key: value for setting in some for key, value in setting.items()} for some in product(*flat)]
     configs = [_built(given, chosen) for chosen in combinations]
     # Runs that are compared have one optimizer: where some cannot have Newton steps, none has.
-    if "training.optimizer" not in keys and not all(config.is_open for config in configs):
+    if "training.optimizer" not in keys and not all(config.optimizer_is_open for config in configs):
         configs = [config.taking("sgd") for config in configs]
     for config in configs:
         values = {key: config.value(key) for key in keys if key not in REPEATED}

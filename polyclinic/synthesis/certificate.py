@@ -94,13 +94,14 @@ def guarantee_of(summary: Mapping[str, Any]) -> str:
 
 def inference_of(
     summary: Mapping[str, Any], sets: int, together: Sequence[tuple[str, str]], patients: float | None,
-    conditioned: bool = False,
+    conditioned: bool = False, several: Sequence[str] = (),
 ) -> dict[str, Any]:  # fmt: skip
     """Which rule of ``synthesis.combining`` gives intervals that hold, and for which analyses.
 
     together: the pairs of columns that were measured together, of a generator that was drawn anew for each of several sets, and
     of how many ``patients``, as far as the run released it. conditioned: whether rows are of values that were asked for: shares
-    are then what was asked, and no rule is right.
+    are then what was asked, and no rule is right. several: columns that hold several codes, which may or may not have been
+    measured with one another.
     """
     anew, counted = bool(together) and sets > 1, bool(together) and sets >= FEWEST_SETS and not conditioned
     private = privacy_of(summary) is not None or conditioned or anew
@@ -110,6 +111,7 @@ def inference_of(
         "models": "drawn anew for each set" if anew else "one",
         "patients": patients,
         "measured_together": [list(pair) for pair in together],
+        "several": list(several),
         "trust": TRUST if counted else None,
     }
 

@@ -22,7 +22,7 @@ Analysis = Callable[[pd.DataFrame], tuple[Any, Any]]
 @dataclass(frozen=True, eq=False)
 class Inference:
     """What the sets say together. apart: the pairs of its variables that were not measured together, of which the model made up
-    how they depend on each other."""
+    how they depend on each other; a column of several codes pairs with itself, for its codes depend on each other too."""
 
     combined: Combined
     apart: tuple[tuple[str, str], ...]
@@ -63,7 +63,8 @@ def analyse_sets(certificate: str | Path, variables: Sequence[str], analysis: An
     estimates: Values = [estimate for estimate, _ in results]
     variances: Values = [variance for _, variance in results]
     together = {frozenset(pair) for pair in found["measured_together"]}
-    apart = tuple(pair for pair in combinations(variables, 2) if frozenset(pair) not in together)
+    pairs = [*((name, name) for name in variables if name in found.get("several", ())), *combinations(variables, 2)]
+    apart = tuple(pair for pair in pairs if frozenset(pair) not in together)
     return Inference(combine(estimates, variances, rule, ratio=read["rows"] / patients), apart)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from polyclinic.errors import DataError
+from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.files import write_file
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints
@@ -84,12 +84,14 @@ def save(synthesizer: Synthesizer, path: Path) -> None:
 def load(path: Path, layout: Layout) -> Synthesizer:
     """The synthesizer in a file. Its class is imported by name, which is code: read only files of your own runs.
 
-    Raises DataError for a missing or damaged file, or one of another schema.
+    Raises DataError for a missing or damaged file, one of another schema, or one with an array that cannot be.
     """
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a dict
             meta = json.loads(file.metadata()[_META])
         return made_again(layout, meta, arrays)
+    except PolyclinicError as error:
+        raise DataError(f"{path} holds no synthesizer of this schema: {str(error).rstrip('.')}.") from None
     except (OSError, SafetensorError, LookupError, TypeError, ValueError, ImportError, AttributeError) as error:
         raise DataError(f"{path} holds no synthesizer of this schema: {type(error).__name__}.") from None

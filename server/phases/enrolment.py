@@ -142,7 +142,8 @@ def enrol(
 
 def settle(grid: Grid, config: RunConfig) -> RunConfig:
     """The configuration with what it leaves open chosen by what hospitals say when they enrol, before anything is charged: the
-    optimizer by their schema, and delta as most of their policies state it, of several the smallest in a tie.
+    optimizer and the method of task synthesis by their schema, and delta as most of their policies state it, of several the
+    smallest in a tie.
 
     Who has another delta is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
     """

@@ -257,7 +257,9 @@ def test_a_run_cannot_name_code_that_the_policy_does_not_allow(tmp_path: Path) -
     evil = CONFIG.changed({"model": "antigravity:fly"})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0, learning_rate=0.5)
     reply = app(message(request, "train", model()), context(hospital, evil))
-    assert "the policy allows the models logistic, mlp, tabular-resnet, gru, transformer" in str(reply.error.reason)
+    assert "the policy allows the models logistic, mlp, tabular-resnet, ebm, trees, gru, transformer" in str(
+        reply.error.reason
+    )
     assert "antigravity" not in sys.modules and not (tmp_path / "home" / "ledger.sqlite").exists()
 
 

@@ -10,7 +10,10 @@ import pytest
 from flwr.app import Message
 
 from polyclinic.client.app import app
+from polyclinic.client.checks import check_names
+from polyclinic.client.home.hospital import _real_hospital
 from polyclinic.config import RunConfig
+from polyclinic.errors import BudgetRefused
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.terms import plan_text
@@ -84,6 +87,22 @@ def test_an_objective_that_the_policy_does_not_name_is_refused_before_its_code_i
     assert refused.error.code == REFUSED
     assert "the policy allows the objectives huber, not 'quantile'" in refused.error.reason
     assert not ledger(hospital).events()
+
+
+def test_what_follows_from_the_label_needs_no_permission(tmp_path: Path) -> None:
+    """Hazards are settled by name where no objective is given; any other name is refused by an empty list."""
+    file = make_hospital(tmp_path, OPEN + "allowed-objectives = []\n")
+    schema("survival").to_toml(tmp_path / "schema.toml")
+    hospital = _real_hospital(file)
+    settled = RunConfig().settled(hospital.schema)
+    assert settled.objective == "hazards"
+    check_names(hospital, settled)
+    for name in ("piecewise-exponential", "squared"):
+        with pytest.raises(BudgetRefused, match=f"the policy allows the objectives hazards, not '{name}'"):
+            check_names(hospital, RunConfig(objective=name))
+    schema("days").to_toml(tmp_path / "schema.toml")
+    with pytest.raises(BudgetRefused, match="the policy allows the objectives none, not 'hazards'"):
+        check_names(_real_hospital(file), settled)
 
 
 def test_a_model_of_another_number_of_outputs_is_refused_before_the_ledger(tmp_path: Path) -> None:

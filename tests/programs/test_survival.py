@@ -22,6 +22,7 @@ from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
 from polyclinic.training.auditing.audit import noise, sensitivity
+from polyclinic.training.auditing.subject import canaries
 from polyclinic.training.survival.counts import SurvivalCounts
 from tests.conftest import ROOT
 
@@ -175,8 +176,14 @@ def test_the_command_prints_the_tables(tmp_path: Path, command: Callable[..., An
     assert done.returncode == 2 and "--edges is 'a,b'; write numbers with commas between them" in done.stderr
 
 
-def test_an_audit_takes_the_sum_for_one_that_a_patient_moves_by_one_at_most() -> None:
-    subject = subject_of_config(RunConfig(dataset=COHORTS + "GBSG2", task="survival", task_options={"by": "horTh"}))
+@pytest.mark.parametrize(
+    ("task", "options"),
+    [("survival", {"by": "horTh"}), ("cox", {"terms": "horTh + log1p(pnodes)", "edges": [600, 1200]})],
+)
+def test_an_audit_takes_the_sum_for_one_that_a_patient_moves_by_one_at_most(task: str, options: dict[str, Any]) -> None:
+    """Labels have two columns, times and events, also those of canaries."""
+    subject = subject_of_config(RunConfig(dataset=COHORTS + "GBSG2", task=task, task_options=options))
+    assert canaries(subject, 20, 1.0).y.shape == (20, 2)
     assert all(finding.passed for finding in (sensitivity(subject), *noise(subject)))
 
 

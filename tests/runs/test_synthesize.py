@@ -340,6 +340,7 @@ def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits
         "models": "drawn anew for each set",
         "patients": 500.0,
         "measured_together": [["age", "died"], ["age", "sex"]],
+        "several": ["codes"],
         "trust": certificates.TRUST,
     }
     assert found["warnings"] == [certificates.TRUST]
@@ -354,6 +355,10 @@ def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits
     np.testing.assert_allclose(inference.combined.interval(), expected.interval())
     assert inference.apart == (("died", "sex"),) and not inference.trusted
     assert analyse_sets(path, ["age", "sex"], mean_age).trusted
+    # Its codes were not measured with one another, and may all be asked of in one analysis.
+    assert analyse_sets(path, ["codes"], lambda rows: (rows["codes"].notna().mean(), 0.1)).apart == (
+        ("codes", "codes"),
+    )
     with pytest.raises(ConfigError, match="variables names 'ages'; the sets have .*age"):
         analyse_sets(path, ["ages"], mean_age)
     (tmp_path / "several-02.csv").write_text("age\n")
@@ -381,6 +386,7 @@ def test_a_certificate_names_no_rule_where_none_is_right(run: Path, tmp_path: Pa
         "models": "one",
         "patients": None,
         "measured_together": [],
+        "several": ["codes"],
         "trust": None,
     }
     with pytest.raises(ConfigError, match="names no rule"):

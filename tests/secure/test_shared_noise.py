@@ -26,6 +26,7 @@ from polyclinic.privacy.events import zcdp_event
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.secure.distributed import SumTerms, patient_rho
 from polyclinic.privacy.streams import keyed_stream
+from polyclinic.server.calibration import calibrate
 from polyclinic.server.notes import notes
 from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
@@ -140,6 +141,15 @@ def by_hand(config: RunConfig, rate: float) -> np.ndarray:
         velocity = 0.9 * velocity + rate * total / (config.privacy.patients_per_site * len(rows))
         model = model - velocity
     return model
+
+
+def test_an_epsilon_whose_noise_cannot_be_composed_is_refused_in_a_sentence() -> None:
+    extras: tuple[dict[str, str], ...] = {}, {"task": "synthesis", "model": "moments"}
+    for extra in extras:
+        config = RunConfig.build(SHARED | {"privacy.epsilon": 5000.0, "privacy.delta": 1e-5} | extra)
+        with pytest.raises(ConfigError, match="'privacy.epsilon' has the value 5000: the noise would be so small"):
+            calibrate(config)
+        assert calibrate(config.changed({"privacy.epsilon": 100.0})).epsilon == 100
 
 
 def test_a_run_is_gradient_descent_on_all_hospitals_patients(tmp_path: Path) -> None:

@@ -62,12 +62,14 @@ class Fitted:
     errors: list[float]
 
 
-def fitted(pair: Pair, points: int = 100, held_out: int = 200, iterations: int = 3000, beats: int = BEATS) -> Fitted:
-    """2-64-32-8 on Sobol points of the box, checked at uniform ones."""
+def fitted(
+    pair: Pair, points: int = 100, held_out: int = 200, iterations: int = 3000, beats: int = BEATS, seed: int = 0
+) -> Fitted:
+    """2-64-32-8 on Sobol points of the box, checked at others; ``seed``: of both, and of the network's first weights."""
     low, high = pair.box()
-    inputs = sobol(low, high, points)
-    surrogate = fit(inputs, pair.outputs(inputs, beats), low, high, iterations)
-    fresh = sobol(low, high, held_out, seed=1)
+    inputs = sobol(low, high, points, seed)
+    surrogate = fit(inputs, pair.outputs(inputs, beats), low, high, iterations, seed=seed)
+    fresh = sobol(low, high, held_out, seed + 1)
     return Fitted(surrogate, error(surrogate, fresh, pair.outputs(fresh, beats)).tolist())
 
 

@@ -18,7 +18,7 @@ from polyclinic.inference.private_flow import Descent, Everywhere, FlowSettings
 from polyclinic.privacy.accounting import dpsgd_event
 from polyclinic.privacy.clipping import clipped_sum
 
-_SAMPLE_RATE = 1 / 12
+SAMPLE_RATE = 1 / 12
 
 
 def settings(steps: int) -> FlowSettings:
@@ -28,7 +28,7 @@ def settings(steps: int) -> FlowSettings:
 
 def event(noise_multiplier: float, of: FlowSettings) -> DpEvent:
     """What ``private_flow`` spends."""
-    return dpsgd_event(_SAMPLE_RATE, noise_multiplier, of.steps)
+    return dpsgd_event(SAMPLE_RATE, noise_multiplier, of.steps)
 
 
 def record_gradients(likelihood: Likelihood, transport: nn.Module, noise: Tensor, records: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def private_flow(
     state = descent.begin()
     for _ in range(of.steps):
         noise = torch.from_numpy(rng.standard_normal((of.draws, descent.k)))
-        batches = [table[torch.from_numpy(rng.uniform(size=len(table)) < _SAMPLE_RATE)] for table in tables]
+        batches = [table[torch.from_numpy(rng.uniform(size=len(table)) < SAMPLE_RATE)] for table in tables]
         transport = descent.transport(state["weights"])
         sums = [
             clipped_sum(record_gradients(likelihood, transport, noise, batch), of.clip).total.numpy()
@@ -69,6 +69,6 @@ def private_flow(
         ]
         private = rng.standard_normal(len(state["weights"])) * (noise_multiplier * of.clip)
         own = descent.gradient(state, noise, np.zeros(noise.shape))
-        state = descent.step(state, own - sum(sums, private) / _SAMPLE_RATE)
+        state = descent.step(state, own - sum(sums, private) / SAMPLE_RATE)
     samples = descent.samples(state, rng)
     return Gaussian(samples.mean(0), np.cov(samples.T))

@@ -14,7 +14,7 @@ from polyclinic.privacy.accounting.comparison import shown_epsilon
 from polyclinic.privacy.accounting.composition import clt_mu, gdp_epsilon
 
 RELATIONS: tuple[Relation, ...] = ("add-remove", "replace-one")
-_CLOSE = 0.005  # the paper prints two or three digits
+CLOSE = 0.005  # the paper prints two or three digits
 
 
 @dataclass(frozen=True)
@@ -66,12 +66,12 @@ class Line:
     @property
     def holds(self) -> bool:
         """Whether the claim is an upper bound for one patient added or removed in one run, to the digits printed."""
-        return self.epsilon["add-remove"]["pld"] <= self.claim.epsilon * (1 + _CLOSE)
+        return self.epsilon["add-remove"]["pld"] <= self.claim.epsilon * (1 + CLOSE)
 
     @property
     def holds_replaced(self) -> bool:
         """The same for one patient replaced by another."""
-        return self.epsilon["replace-one"]["pld"] <= self.claim.epsilon * (1 + _CLOSE)
+        return self.epsilon["replace-one"]["pld"] <= self.claim.epsilon * (1 + CLOSE)
 
     @property
     def leaks_someone(self) -> bool:

@@ -22,11 +22,10 @@ from polyclinic_studies.generators.transfer_study import (
     score_table,
     spearman,
     study,
-    verdict,
 )
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.published_games.games import SETTINGS
-from polyclinic_studies.tables import between, estimate
+from polyclinic_studies.tables import between, estimate, margin, smallest
 
 EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 12
 CLASSES = {0: "no heart failure", 1: "heart failure"}
@@ -110,17 +109,18 @@ def _targets(found: list[Found], asked: Asked) -> tuple[Target, ...]:
             continue
         gaps = [gap(found, method, kind, "auroc") for kind in found[0].judged]
         near = all(value is not None and abs(value) <= WITHIN for value in gaps)
-        rank = spearman(found, method)
+        each = [[one.gap(kind, "auroc") for one in of(found, method)] for kind in found[0].judged]
+        rank, ranks = spearman(found, method), [one.spearman for one in of(found, method)]
         targets.append(Target(
             "R13", f"{method}: AUROC less that on real, {', '.join(kind.upper() for kind in found[0].judged)}",
             "+0.000, +0.034, -0.009, -0.007" if len(gaps) == len(CLASSIFIERS) else "-",
-            ", ".join(estimate([one.gap(kind, "auroc") for one in of(found, method)], signed=True) for kind in found[0].judged),
-            f"within {WITHIN} on all", None if asked.quick else verdict(found, method, near),
+            ", ".join(estimate(values, signed=True) for values in each), f"within {WITHIN} on all", near, by=method,
+            seeds=len(ranks), margin=smallest(margin(values, end, end < 0) for values in each for end in (-WITHIN, WITHIN)),
         ))  # fmt: skip
         targets.append(Target(
             "R13", f"{method}: Spearman of correlations", f"{GOAL_SPEARMAN}",
-            estimate([one.spearman for one in of(found, method)]), f"> {GOAL_SPEARMAN}",
-            None if asked.quick else verdict(found, method, rank is not None and rank > GOAL_SPEARMAN),
+            estimate(ranks), f"> {GOAL_SPEARMAN}", rank is not None and rank > GOAL_SPEARMAN, by=method, seeds=len(ranks),
+            margin=margin(ranks, GOAL_SPEARMAN),
         ))  # fmt: skip
     return tuple(targets)
 

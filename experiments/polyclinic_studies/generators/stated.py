@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Protocol
 
 import numpy as np
 from matplotlib.figure import Figure
 
-from polyclinic.experiments import Asked, Findings, Say, markdown
+from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event
+from polyclinic.privacy.streams import keyed_stream
+from polyclinic.synthesis.layout import Layout
+from polyclinic_studies.datasets import sprint
 from polyclinic_studies.generators.figures import plot_spent
 from polyclinic_studies.parts import Parts
 from polyclinic_studies.published_games.claims import (
@@ -26,8 +29,11 @@ from polyclinic_studies.published_games.claims import (
     published,
     stated_multiplier,
 )
+from polyclinic_studies.published_games.games import acgan
+from polyclinic_studies.published_games.training import AsPublished, noisy_average
+from polyclinic_studies.tables import estimate, margin, smallest
 
-_POINTS = 12
+_POINTS, _DRAWS, _CLOSE = 12, 12, 2e-3
 
 
 class Plan(Protocol):
@@ -107,4 +113,29 @@ def run(asked: Asked, say: Say) -> Findings:
     systems = list(dict.fromkeys(one.system for one in rows))
     figures = {} if asked.quick else {"epochs": epochs_figure()}
     results = {"published": [asdict(row) for row in rows]}
-    return Findings({"systems": systems}, (), results, table(systems), figures)
+    return Findings({"systems": systems}, _targets(), results, table(systems), figures)
+
+
+def _targets() -> tuple[Target, ...]:
+    """R11: the AC-GAN's networks as published, and its steps' clip and noise."""
+    layout = Layout.of(sprint.SCHEMA)
+    game = acgan(layout)
+    assert isinstance(game.published, AsPublished) and game.published.batch_clip
+    networks = {"generator": (game.generator(layout), 333_897), "critic": (game.critic(layout), 1_858_947)}
+    made = []
+    for name, (network, listed) in networks.items():
+        count = sum(parameter.numel() for parameter in network.parameters())
+        made.append(Target("R11", f"parameters of the AC-GAN's {name}", f"{listed:,}", f"{count:,}", "equal", count == listed,
+                           exact="a count"))  # fmt: skip
+    size, clip, noise = networks["critic"][1], game.published.batch_clip, game.published.noise
+    long, streams = {"all": np.ones(size)}, [keyed_stream(seed, "R11") for seed in range(_DRAWS)]
+    quiet = noisy_average(replace(game.published, noise=0.0), long, streams[0])["all"]
+    length = float(np.linalg.norm(quiet)) / clip
+    made.append(Target("R11", "a long gradient after the clip, over C", "1", f"{length:.9f}", "1, but for rounding",
+                       abs(length - 1) < 1e-9, exact="a clip"))  # fmt: skip
+    spreads = [float(np.std(noisy_average(game.published, long, stream)["all"] - quiet)) / noise for stream in streams]
+    near = all(abs(one - 1) <= _CLOSE for one in spreads)
+    made.append(Target("R11", "standard deviation of a step's noise, over the stated", "1", estimate(spreads, 5),
+                       "within .002 at every seed", near, len(spreads),
+                       margin=smallest((margin(spreads, 1 - _CLOSE), margin(spreads, 1 + _CLOSE, least=False)))))  # fmt: skip
+    return tuple(made)

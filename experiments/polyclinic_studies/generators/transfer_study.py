@@ -20,8 +20,6 @@ from polyclinic_studies.parts import Parts
 from polyclinic_studies.tables import estimate, mean, spread
 
 Options = Mapping[str, Any]
-#: Fewer simulations of a method give no verdict on a target.
-VERDICT = 12
 
 
 @dataclass(frozen=True)
@@ -156,11 +154,6 @@ def gap(found: Sequence[Found], method: str, classifier: str, metric: str) -> fl
 def spearman(found: Sequence[Found], method: str) -> float | None:
     """Mean over seeds of the correlations' rank correlation."""
     return mean([one.spearman for one in of(found, method)])
-
-
-def verdict(found: Sequence[Found], method: str, met: bool) -> bool | None:
-    """Whether a target is met; ``None`` of fewer than ``VERDICT`` simulations."""
-    return met if len(of(found, method)) >= VERDICT else None
 
 
 def gaps_table(found: Sequence[Found], metric: str) -> str:

@@ -16,6 +16,7 @@ from torch import nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.streams import Stream
 from polyclinic.synthesis.games.fakes import fake_rows, pairs
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
@@ -99,7 +100,7 @@ def published_steps(
         ]
         gradients, loss = _averages(build, arrays, now, batches, one)
         losses.append(loss)
-        noisy = [_noisy(how, found, site) for found, site in zip(gradients, now, strict=True)]
+        noisy = [noisy_average(how, found, site.noise) for found, site in zip(gradients, now, strict=True)]
         given = [
             replace(site, rows=batch, kept={**site.kept, _GRADIENT: _flat(build, gradient)})
             for site, batch, gradient in zip(now, batches, noisy, strict=True)
@@ -151,10 +152,11 @@ def _averages(
     ], [update.loss for update in updates]
 
 
-def _noisy(how: AsPublished, gradient: Arrays, site: SiteWork) -> Arrays:
+def noisy_average(how: AsPublished, gradient: Arrays, noise: Stream) -> Arrays:
+    """A batch's average gradient as a critic steps along it: shortened and with noise as ``how`` says."""
     norm = float(np.sqrt(sum(np.sum(value**2) for value in gradient.values())))
     scale = min(1.0, how.batch_clip / norm) if how.batch_clip and norm else 1.0
     return {
-        name: scale * value + how.noise * site.noise.normal(value.size).reshape(value.shape)
+        name: scale * value + how.noise * noise.normal(value.size).reshape(value.shape)
         for name, value in gradient.items()
     }

@@ -8,16 +8,23 @@ from typing import Annotated
 import typer
 
 from polyclinic.cli.terminal import Json, answer, console, json_alone, loading, table
+from polyclinic.errors import ConfigError
 
 
 def reproduce(
-    name: Annotated[str | None, typer.Argument(help="Which; without it, they are listed.")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(help="Which, or all: the table of all targets. Without it, the experiments are listed."),
+    ] = None,
     hospitals: Annotated[int, typer.Option(help="Number of hospitals; 0 is the experiment's own.")] = 0,
     preset: Annotated[
         str, typer.Option(help="sound: with a true epsilon. paper: as published, whatever that keeps.")
     ] = "sound",
     quick: Annotated[
         bool, typer.Option("--quick", help="A small form of under a minute, whose numbers mean nothing.")
+    ] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="With all: first run every experiment that has no results in --out.")
     ] = False,
     seeds: Annotated[int, typer.Option(help="How many seeds; 0 is the experiment's own number.")] = 0,
     method: Annotated[
@@ -28,8 +35,16 @@ def reproduce(
 ) -> None:
     """Run an experiment of an installed package: results.json, table.md, config.toml and figures in --out.
 
-    Stopped, it goes on where it was: finished parts stay in --out.
+    Stopped, it goes on where it was: finished parts stay in --out. With all, targets.json and targets.md in --out (reproduced by
+    default) have every target of the results there; with --full or --quick, experiments without results are run first.
     """
+    if name == "all":
+        if hospitals or seeds or method or preset != "sound" or (full and quick):
+            raise ConfigError("polyclinic reproduce all takes --out, --json, and --full or --quick, and nothing else.")
+        _all(out or Path("reproduced-quick" if quick else "reproduced"), full or quick, quick, as_json)
+        return
+    if full:
+        raise ConfigError("--full is for polyclinic reproduce all; one experiment is run in full without it.")
     with loading():
         from polyclinic.experiments import TABLE, Asked, experiments
         from polyclinic.experiments import reproduce as run
@@ -53,3 +68,29 @@ def reproduce(
     with json_alone(as_json):
         result = run(name, asked, lambda line: progress.print(line, style="dim", soft_wrap=True))
     answer(as_json, result, (folder / TABLE).read_text(encoding="utf-8"), f"Results: {folder}")
+
+
+def _all(out: Path, run: bool, quick: bool, as_json: bool) -> None:
+    with loading():
+        from polyclinic.experiments import experiments
+        from polyclinic.experiments.together import TARGETS_TABLE, gather, run_all
+
+    known, progress = experiments(), console(as_json=True)
+    failed: dict[str, str] = {}
+    with json_alone(as_json):
+        if run:
+            failed = run_all(known, out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
+        found = gather(known, out)
+    headings = ("goal", "verdict", "met", "missed", "no verdict")
+    lines = [(line.get("id") or f"own, {line['experiment']}", line["verdict"], *(str(line[n]) for n in ("met", "missed", "open")))
+             for line in (*found["goals"], *found["own"])]  # fmt: skip
+    answer(
+        as_json,
+        {**found, "failed": failed},
+        table(headings, lines, words=headings[:2]),
+        f"Results: {out / TARGETS_TABLE}",
+    )
+    for name, why in failed.items():
+        progress.print(f"{name} failed: {why}", style="yellow", soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)

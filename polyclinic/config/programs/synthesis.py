@@ -14,12 +14,16 @@ from polyclinic.config.programs.kinds import Kind
 
 if TYPE_CHECKING:
     from polyclinic.config.run import RunConfig
+    from polyclinic.ehr.schema import Schema
 
 #: Adversarial games among the built-in models of task synthesis; the others are methods of sums.
 GAMES = ("gan", "acgan", "dpgan", "ppgan", "wgan", "wgan-gp", "medgan")
 #: Normalizing flows, whose density hospitals estimate by private steps.
 FLOWS = ("maf", "nsf")
 METHODS = ("moments", "visits", "independent", "latent", "mixture", "marginals")
+#: With more features a run that names no model takes latent classes: noisy products of all pairs are mostly noise, and a round of
+#: them takes minutes (docs/synthesis/choosing.md).
+MOST_FEATURES = 300
 
 
 def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
@@ -106,6 +110,31 @@ def synthesis_kind(given: Mapping[str, Any]) -> Kind:
         return replace(sums, name="density", reads=frozenset(reads), defaults=_ALWAYS | _OF_FLOW, check=check_synthesis)
     defaults = _ALWAYS | _SUMS | _OF_METHOD.get(model, {})
     return replace(sums, reads=frozenset(reads), defaults=defaults, check=_check_sums, steps=False)
+
+
+def usual_method(schema: Schema) -> str:
+    """The method of a run of task synthesis that names none: ``latent`` for records of more than ``MOST_FEATURES`` features, as
+    sets of many codes are, else ``moments``.
+
+    The schema alone decides, which is public, and never a record. The coordinator and each hospital choose by this one rule.
+    """
+    return "latent" if _features(schema) > MOST_FEATURES else "moments"
+
+
+def why_usual(schema: Schema) -> str:
+    """What ``usual_method`` chooses and why, in a sentence for the user."""
+    number, method = _features(schema), usual_method(schema)
+    size = "at most" if number <= MOST_FEATURES else "more than"
+    return (
+        f"{method} is the usual method for {size} {MOST_FEATURES} features, and the schema has {number:,}; --model takes another "
+        "(docs/synthesis/choosing.md)."
+    )
+
+
+def _features(schema: Schema) -> int:
+    from polyclinic.ehr.encoding import feature_names  # takes pandas, which --help does without
+
+    return len(feature_names(schema))
 
 
 def _is(model: str, names: Sequence[str], group: str) -> bool:

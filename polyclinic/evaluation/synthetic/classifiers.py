@@ -74,14 +74,14 @@ def transfer(
     patients: (n,) of the test rows, drawn together where a patient has several.  Metrics: accuracy; AUROC and F1 of
     class 1, for K > 2 their mean over the classes of the test rows. A table of one class trains nothing: all ``None``.
     Features are standardised by the table that trains, except for the forest.
-    Raises DataError where a table is not as above, ConfigError for a classifier that is not in ``CLASSIFIERS`` or a
-    synthetic table named "real".
+    Raises DataError where a table is not as above, ConfigError for a classifier that is not in ``CLASSIFIERS`` or
+    ``JUDGES`` or a synthetic table named "real".
     """
     if REAL in synthetic:
         raise ConfigError(f"synthetic: a table is named {REAL!r}, which is kept for the real one.")
     for name in classifiers:
-        if name not in CLASSIFIERS:
-            raise ConfigError(f"classifiers: {name!r} is not one of {', '.join(CLASSIFIERS)}.")
+        if name not in CLASSIFIERS | JUDGES:
+            raise ConfigError(f"classifiers: {name!r} is not one of {', '.join(CLASSIFIERS | JUDGES)}.")
     tables = {name: _checked(name, table) for name, table in {REAL: real, **synthetic}.items()}
     x, y = _checked("test", test)
     if unlike := [name for name, table in tables.items() if table[0].shape[1] != x.shape[1]]:
@@ -183,7 +183,7 @@ def _classifier(kind: str, rows: int, seed: int) -> Any:
 
     state = seed % 2**32
     if kind == "gbm":
-        return HistGradientBoostingClassifier(early_stopping=False, random_state=state)
+        return make_pipeline(HistGradientBoostingClassifier(early_stopping=False, random_state=state))
     if kind == "rf":
         return make_pipeline(RandomForestClassifier(TREES, random_state=state, n_jobs=1))
     if kind == "lr":  # for the two-sample test, whose rows may have missing values

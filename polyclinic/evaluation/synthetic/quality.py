@@ -126,7 +126,7 @@ def judge(
         "label": held_out.schema.label.name,
         "seed": seed,
         "rows": {"held_out": len(held_out.y)} | {name: len(table.y) for name, table in tables.items()},
-        "tables": {name: _compared(held_out, table) for name, table in tables.items()},
+        "tables": {name: compared(held_out, table) for name, table in tables.items()},
         "rules": _rules({"held_out": held_out, **tables}),
         "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
     }  # fmt: skip
@@ -139,8 +139,8 @@ def judge(
     return found | (_by_classifiers(held_out, tables, seed) if full else {})
 
 
-def _compared(real: Sample, table: Sample) -> dict[str, Any]:
-    """Columns, pairs, correlations and codes of a table beside the held-out ones."""
+def compared(real: Sample, table: Sample) -> dict[str, Any]:
+    """Columns, pairs, correlations and codes of ``table`` beside those of ``real``, as JSON: exact, and so not private."""
     judged = columns(real.plain, table.plain, real.categorical)
     spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))
     told = {name: asdict(one) for name, one in judged.items()}
@@ -203,13 +203,13 @@ def _rules(samples: Mapping[str, Sample]) -> list[dict[str, Any]]:
 
 
 def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -> dict[str, Any]:
-    kept, layout = held_out.telling, Layout.of(held_out.schema)
+    kept = held_out.telling
     told = {}
     for name, table in tables.items():
         found = two_sample(held_out.numbers(kept), table.numbers(kept), seed=seed, resamples=RESAMPLES)
         told[name] = {JUDGES[judge]: asdict(one) for judge, one in found.items()}
-    learned = {name: (_features(table, layout, kept), table.y) for name, table in tables.items()}
-    test = _features(held_out, layout, kept), held_out.y
+    learned = {name: (features(table, kept), table.y) for name, table in tables.items()}
+    test = features(held_out, kept), held_out.y
     taught = transfer(learned[TRAINING], {SYNTHETIC: learned[SYNTHETIC]}, test, seed=seed, resamples=RESAMPLES)
     return {
         "two_sample": told,
@@ -223,8 +223,9 @@ def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -
     }
 
 
-def _features(sample: Sample, layout: Layout, kept: Ints) -> Floats:
+def features(sample: Sample, kept: Ints) -> Floats:
     """(n, kept + indicators) scaled by public numbers, missing cells 0 beside an indicator."""
+    layout = Layout.of(sample.schema)
     z = layout.rows(sample.x, sample.y)
     return np.concatenate([z[:, kept], z[:, layout.missing]], axis=1)
 

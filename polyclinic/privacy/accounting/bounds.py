@@ -16,6 +16,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.pld.common import DifferentialPrivacyParameters
 from dp_accounting.pld.pld_pmf import DensePLDPmf, create_pmf_pessimistic_connect_dots
 
+from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting.renyi import ORDERS, as_poisson, delta_of, divergence, for_one, rdp_epsilon, total
 from polyclinic.privacy.events import (
     MOVES,
@@ -175,14 +176,21 @@ def composed(events: Composition, relation: Relation, interval: float, compose: 
     """The privacy loss distribution of all events together, losses rounded up to multiples of ``interval``.
 
     Events that only have a Renyi bound enter together, as the worst distribution which that bound allows.
+    Raises ConfigError for so little noise that nearly all losses lie beyond any grid.
     """
     renyi = tuple((event, count) for event, count in events if _has_only_renyi(event, relation))
     # dp-accounting's own PLDAccountant forgets the count of randomised response; here every event is composed.
-    parts = [(compose or _at_once)(event, count, relation, interval) for event, count in events
-             if (event, count) not in renyi]  # fmt: skip
-    if renyi:
-        parts.append(_worst_pld(total(renyi, relation), interval))
-    return reduce(lambda one, other: one.compose(other), parts)
+    try:
+        parts = [(compose or _at_once)(event, count, relation, interval) for event, count in events
+                 if (event, count) not in renyi]  # fmt: skip
+        if renyi:
+            parts.append(_worst_pld(total(renyi, relation), interval))
+        return reduce(lambda one, other: one.compose(other), parts)
+    except IndexError:  # of dp-accounting, where no loss is left after tails are cut
+        raise ConfigError(
+            "the noise would be so small that privacy losses cannot be composed; ask for a smaller epsilon, of some hundreds at "
+            "most."
+        ) from None
 
 
 def _has_only_renyi(event: DpEvent, relation: Relation) -> bool:

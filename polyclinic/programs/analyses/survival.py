@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,6 @@ import numpy as np
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.survival import Curve, LogRank, log_rank, survival_curve
-from polyclinic.objectives.objective import made_up_labels
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.training.survival.counts import Cells, Outcome, SurvivalCounts, grid_of
@@ -19,8 +18,7 @@ from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Floats
 
 if TYPE_CHECKING:
-    from polyclinic.training.auditing.fixed import Fixed
-    from polyclinic.training.auditing.subject import Claim
+    pass
 
 # How a patient counts in the interval inside which the patient was censored.
 _WITHIN = {"half": 0.5, "before": 0.0}
@@ -61,10 +59,6 @@ class Survival(Analysis):
         outcome = Outcome.of(schema, self.time, self.event, self.by)
         grid = grid_of(outcome.time, self.edges, self.intervals, _WITHIN[self.within])
         return SurvivalCounts(Cells.of_shards(schema), outcome, grid, self.fewest, self.hospitals)
-
-    def subject(self, claim: Claim) -> Fixed:
-        subject, labels = super().subject(claim), made_up_labels(claim.columns, claim.classes)
-        return replace(subject, labels=labels, parts=tuple(replace(part, labels=labels) for part in subject.parts))
 
     def result(self, method: Any, state: State) -> Result:
         """Tables of groups and of curves. Raises DataError where noise hides at once who is at risk."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays, check_finite
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints, under
@@ -101,9 +102,14 @@ class FlowRows:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> FlowRows:
-        """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
+        """What ``arrays`` and ``options`` gave. Raises ValueError, ConfigError or DataError for others'."""
         recipe = make(layout, **options)
-        flow = under(arrays, "flow/")
+        flow, features = under(arrays, "flow/"), recipe.coordinates.features
+        base = {_BASE[0]: Numbers((features,)), _BASE[1]: Numbers((features, features))}
+        own = {name: values for name, values in arrays.items() if not name.startswith("flow/")}
+        classes = {"classes": Numbers((layout.classes,), shares=True)}
+        check_arrays(own, classes | (base if _BASE[0] in arrays else {}))
+        check_finite(flow)
         if _BASE[0] in arrays:
             mean, root = (np.asarray(arrays[name], dtype=np.float64) for name in _BASE)
             recipe = replace(recipe, base=(mean, root))

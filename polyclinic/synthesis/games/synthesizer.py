@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays, check_finite
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
@@ -52,13 +53,16 @@ class GeneratedRows:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> GeneratedRows:
-        """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError or ConfigError for others'."""
+        """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError, ConfigError or DataError for others'."""
         own = dict(options)
         count, (module, _, name) = int(own.pop("generators")), str(own.pop("game")).partition(":")
         game = attrgetter(name)(import_module(module))(layout, **own)
         if not isinstance(game, Game):
             raise TypeError(f"{module}:{name} makes no Game")
         generators = tuple(under(arrays, f"{number}/") for number in range(count))
+        own = {name: values for name, values in arrays.items() if "/" not in name}
+        check_arrays(own, {"classes": Numbers((layout.classes,), shares=True)})
+        check_finite(arrays)
         for one in generators:
             generator_of(game, layout, one)
         return cls(layout, game, generators, np.asarray(arrays["classes"], dtype=np.float64))

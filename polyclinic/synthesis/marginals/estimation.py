@@ -1,25 +1,23 @@
-"""The model of largest entropy that fits noisy marginals: Private-PGM (McKenna, Sheldon and Miklau 2019), by the package mbi."""
+"""The model of largest entropy that fits noisy marginals: Private-PGM (McKenna, Sheldon and Miklau 2019)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from typing import Any
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
 
-from polyclinic.errors import ConfigError
+from polyclinic.synthesis.marginals.field import Field, order_of
 from polyclinic.types import Floats, Ints
 
-_ITERATIONS = 1000
-# Steps begin far too long and are halved until they fit, which is cheap; the library's own begin far too short.
-_FIRST_STEP = 64.0
+# Nats that half a square of what is left, by its noise, weighs against: as if so many patients more were as independence has it.
+_NATS = 10.0
+_ITERATIONS = 400
 _LEAST = 1e-6
 
 Clique = tuple[int, ...]
-#: Frequencies of the columns of a clique, one axis for each.
-Clusters = list[tuple[Clique, Floats]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,16 +32,27 @@ class Measured:
     deviation: Floats
     groups: tuple[Ints, ...] | None = None
 
+    def cells(self, sizes: Ints) -> Ints:
+        """(cells of the clique's table,) which of the values each of them takes part in."""
+        found = np.zeros(1, dtype=np.int64)
+        for column, own in zip(self.clique, self.groups or [None] * len(self.clique), strict=True):
+            axis = np.arange(sizes[column]) if own is None else own
+            found = (found[:, None] * (int(axis.max()) + 1) + axis).ravel()
+        return found
 
-def library(name: str) -> Any:
-    """A module of the optional extra. Raises ConfigError where it is not installed."""
-    try:
-        return import_module(name)
-    except ImportError:
-        raise ConfigError(
-            f"Model 'marginals' needs the package {name.partition('.')[0]!r} at the server, which is not installed; install it "
-            "with `pip install 'polyclinic[marginals]'`."
-        ) from None
+
+def asked(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> csr_matrix:
+    """(values of all, cells of the cliques' tables) which cells each measured value adds up."""
+    cells = np.array([int(np.prod(sizes[list(clique)])) for clique in cliques], dtype=np.int64)
+    starts = dict(zip(cliques, np.cumsum(cells) - cells, strict=True))
+    rows, columns, before = [], [], 0
+    for one in measured:
+        own = one.cells(sizes)
+        rows.append(before + own)
+        columns.append(starts[one.clique] + np.arange(len(own)))
+        before += len(one.values)
+    place = np.concatenate(rows), np.concatenate(columns)
+    return csr_matrix((np.ones(len(place[0])), place), (before, int(cells.sum())))
 
 
 def model_cells(sizes: Ints, cliques: Sequence[Clique]) -> int:
@@ -51,70 +60,61 @@ def model_cells(sizes: Ints, cliques: Sequence[Clique]) -> int:
     return sum(int(np.prod(sizes[list(clique)])) for clique in maximal(sizes, cliques))
 
 
-def fit(sizes: Ints, measured: Sequence[Measured], iterations: int = _ITERATIONS) -> Clusters:
-    """The maximal cliques of the fitted model and their frequencies.
-
-    sizes: (A,) cells of each column; ``measured`` holds the last column alone, every other with it, and any others. Each is
-    weighted by the inverse variance of its noise.
-    """
-    mbi, jnp = library("mbi"), library("jax.numpy")
-    domain = _domain(mbi, sizes)
-    cliques = maximal(sizes, [one.clique for one in measured])
-    smallest = min(float(one.deviation.min()) for one in measured)
-    terms = [(_names(one.clique), one.values, one.deviation / smallest, _matrices(one)) for one in measured]
-
-    def loss(marginals: Any) -> Any:
-        total = 0.0
-        for names, values, deviation, matrices in terms:
-            found = marginals.project(names).values
-            for axis, matrix in enumerate(matrices):
-                found = jnp.moveaxis(jnp.tensordot(matrix, found, axes=(1, axis)), 0, axis)
-            total += 0.5 * jnp.sum(((found.ravel() - values) / deviation) ** 2)
-        return total
-
-    model = mbi.estimation.mirror_descent(
-        domain,
-        mbi.MarginalLossFn([_names(clique) for clique in cliques], loss, 2.0 / _FIRST_STEP),
-        known_total=1.0,
-        potentials=_independent(mbi, jnp, domain, cliques, measured),
-        # Of the library's ways to the same marginals the quickest to compile.
-        marginal_oracle=mbi.marginal_oracles.message_passing_shafer_shenoy,
-        iters=iterations,
-    )
-    return [(clique, np.asarray(model.project(_names(clique)).values, dtype=np.float64)) for clique in cliques]
-
-
-def _domain(mbi: Any, sizes: Ints) -> Any:
-    return mbi.Domain(_names(range(len(sizes))), tuple(int(size) for size in sizes))
-
-
-def _names(columns: Sequence[int]) -> tuple[str, ...]:
-    # Of equal length, so that the library's order by text is the order of numbers.
-    return tuple(f"{column:04d}" for column in columns)
-
-
 def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
-    """The maximal cliques of a junction tree in which each of ``cliques`` lies in one."""
-    mbi = library("mbi")
-    tree, _ = mbi.junction_tree.make_junction_tree(_domain(mbi, sizes), [_names(clique) for clique in cliques])
-    return sorted(tuple(sorted(int(name) for name in clique)) for clique in tree.nodes)
+    """The maximal cliques of a chordal graph in which each of ``cliques`` lies in one: columns are left out one after another,
+    first the one whose table with its neighbours is smallest, and its neighbours are joined."""
+    near: dict[int, set[int]] = {column: set() for column in range(len(sizes))}
+    for clique in cliques:
+        for column in clique:
+            near[column] |= set(clique) - {column}
+    logs = np.log(sizes)
+    cost = {column: float(logs[[column, *others]].sum()) for column, others in near.items()}
+    found: list[set[int]] = []
+    while near:
+        column = min(near, key=lambda one: (cost[one], one))
+        others = near.pop(column)
+        if not any(others | {column} <= before for before in found):
+            found.append(others | {column})
+        for other in others:
+            near[other] = (near[other] | others) - {column, other}
+            cost[other] = float(logs[[other, *near[other]]].sum())
+    return sorted(tuple(sorted(clique)) for clique in found)
 
 
-def _matrices(measured: Measured) -> list[Floats]:
-    """For each axis the 0/1 matrix (groups, cells) that adds up the cells of a group."""
-    return [np.eye(int(own.max()) + 1)[:, own] for own in measured.groups or ()]
+def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
+    """The model as a field over the measured cliques, and its (d,) potentials.
+
+    sizes: (A,) cells of each column; ``measured`` holds the last column alone, every other with it, and any others. Of all
+    distributions it is the one with the smallest sum of squares of what is left, each by the variance of its noise, and of
+    ten nats of divergence from columns that are independent given the last. Its dual is smooth and without bounds: a weight for
+    each measured number, by which its cells' potentials rise.
+    """
+    cliques = tuple(dict.fromkeys(one.clique for one in measured))
+    field = Field(sizes, *order_of(len(sizes) - 1, maximal(sizes, cliques), len(sizes)), cliques)
+    adds = asked(sizes, measured, cliques)
+    values = np.concatenate([one.values for one in measured])
+    deviation = np.concatenate([one.deviation for one in measured])
+    slack = np.maximum(_NATS * deviation**2, _LEAST)
+    start = _independent(sizes, measured, cliques)
+    # About the curvature of each number of the dual, so that one step suits all.
+    scale = 1.0 / np.sqrt(np.maximum(values, slack.min()) + slack)
+
+    def dual(scaled: Floats) -> tuple[float, Floats]:
+        weights = scaled * scale
+        total, marginals = field.evaluated((start + adds.T @ weights)[None])
+        slope = adds @ marginals[0] - values + slack * weights
+        return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
+
+    options = {"maxiter": _ITERATIONS, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
+    best = minimize(dual, np.zeros(len(values)), jac=True, method="L-BFGS-B", options=options).x
+    return field, np.asarray(start + adds.T @ (best * scale))
 
 
-def _independent(mbi: Any, jnp: Any, domain: Any, cliques: list[Clique], measured: Sequence[Measured]) -> Any:
-    """Potentials of the model of columns that are independent given the last, from which the steps start."""
-    found = mbi.CliqueVector.zeros(domain, [_names(clique) for clique in cliques])
-    last = len(domain.attributes) - 1
+def _independent(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> Floats:
+    """(d,) potentials of columns that are independent given the last, from which the steps start."""
+    found = {clique: np.zeros(int(np.prod(sizes[list(clique)]))) for clique in cliques}
     for one in measured:
-        if one.groups is None and one.clique[-1] == last:
-            home = next(_names(clique) for clique in cliques if set(one.clique) <= set(clique))
-            own = domain.project(_names(one.clique))
-            logs = np.log(np.maximum(one.values, _LEAST)).reshape(own.shape)
-            if len(one.clique) == 2:
-                logs -= np.log(np.exp(logs).sum(axis=0))
-            found[home] = found[home] + mbi.Factor(own, jnp.asarray(logs)).expand(found[home].domain)
-    return found
+        if one.groups is None and one.clique[-1] == len(sizes) - 1:
+            logs = np.log(np.maximum(one.values, _LEAST)).reshape(sizes[list(one.clique)])
+            found[one.clique] = (logs - np.log(np.exp(logs).sum(axis=0)) if len(one.clique) == 2 else logs).ravel()
+    return np.concatenate(list(found.values()))

@@ -18,6 +18,8 @@ from polyclinic.types import Floats, Ints
 
 # The length of a step along the imaginary axis: its square is nothing beside 1, so that derivatives are exact.
 _STEP = 1e-30
+# So that a case that no patient may have is never quite impossible, and what follows from it is a number.
+_SMALLEST = 1e-280
 # Fields that are computed together.
 _TOGETHER = 64
 
@@ -61,21 +63,29 @@ class Field:
 
     def conditionals(self, potentials: Numbers) -> list[Numbers]:
         """For each place (c, cells of the parents, cells) frequencies, of (c, d) potentials of c fields."""
-        found = self._conditionals(potentials)
+        found = self._conditionals(potentials)[0]
         return [one.reshape(len(potentials), -1, one.shape[-1]) for one in found]
 
     def marginals(self, potentials: Numbers) -> Numbers:
         """(c, d) frequencies of the cliques' cells, of (c, d) potentials of c fields."""
+        return self._marginals(self._conditionals(potentials)[0])
+
+    def evaluated(self, potentials: Floats) -> tuple[Floats, Floats]:
+        """(c,) logarithms of the constants that make the densities sum to 1, and the (c, d) ``marginals``, their gradients."""
+        conditionals, total = self._conditionals(potentials)
+        return total, self._marginals(conditionals)
+
+    def _marginals(self, conditionals: list[Numbers]) -> Numbers:
         joints: list[Numbers] = []
-        for at, conditional in enumerate(self._conditionals(potentials)):
+        for at, conditional in enumerate(conditionals):
             if self._above[at] < 0:
-                shape = (len(potentials), *(1 for _ in self.parents[at]), -1)
+                shape = (len(conditional), *(1 for _ in self.parents[at]), -1)
                 joints.append(conditional.reshape(shape))
                 continue
             above = _onto(joints[self._above[at]], self._families[self._above[at]], self.parents[at])
             joints.append(above[..., None] * conditional)
         found = [
-            _onto(joints[home], self._families[home], clique).reshape(len(potentials), -1)
+            _onto(joints[home], self._families[home], clique).reshape(len(joints[home]), -1)
             for home, clique in zip(self._homes, self.cliques, strict=True)
         ]
         return np.concatenate(found, axis=1)
@@ -98,15 +108,19 @@ class Field:
             found[first : first + len(directions)] = self.slope(np.tile(potentials, (len(directions), 1)), directions)
         return (found + found.T) / 2.0
 
-    def _conditionals(self, potentials: Numbers) -> list[Numbers]:
-        count = len(potentials)
+    def _conditionals(self, potentials: Numbers) -> tuple[list[Numbers], Floats]:
+        """Each place's conditional frequencies, and the logarithms of the constants."""
+        count, total = len(potentials), np.zeros(len(potentials))
         tables: list[Numbers] = [np.zeros((count, *(1 for _ in family))) for family in self._families]
         parts = np.split(potentials, np.cumsum(self.cells)[:-1], axis=1)
         for clique, home, values in zip(self.cliques, self._homes, parts, strict=True):
             own = values.reshape(count, *self.sizes[list(clique)])
             tables[home] = tables[home] + _into(own, clique, self._families[home])
         found: list[Numbers] = [np.empty(0)] * len(tables)
-        tables = [_exponential(table) for table in tables]
+        for at, logs in enumerate(tables):
+            most = _most(logs)
+            tables[at] = _exponential(logs, most)
+            total += most.ravel()
         for at in range(len(tables) - 1, -1, -1):
             table = tables[at]
             size = self.sizes[list(self._families[at])]
@@ -114,17 +128,22 @@ class Field:
                 table = np.broadcast_to(table, (count, *size))
             message = table.sum(axis=-1)
             found[at] = table / message[..., None]
-            above = self._above[at]
-            if above >= 0:
-                scale = message.real.max(axis=tuple(range(1, message.ndim)), keepdims=True)
-                tables[above] = tables[above] * _into(message / scale, self.parents[at], self._families[above])
-        return found
+            scale = _most(message)
+            total += np.log(scale.ravel())
+            if (above := self._above[at]) >= 0:
+                message = _into(message / scale, self.parents[at], self._families[above])
+                tables[above] = tables[above] * message + _SMALLEST
+        return found, total
 
 
-def _exponential(logs: Numbers) -> Numbers:
-    """The exponential but for a factor for each field, never 0; of an imaginary part its first order."""
-    real = logs.real - logs.real.max(axis=tuple(range(1, logs.ndim)), keepdims=True)
-    found: Numbers = np.exp(np.maximum(real, -300.0))
+def _most(values: Numbers) -> Floats:
+    """The largest real part of each field's table, with axes of length 1."""
+    return np.asarray(values.real.max(axis=tuple(range(1, values.ndim)), keepdims=True))
+
+
+def _exponential(logs: Numbers, most: Floats) -> Numbers:
+    """The exponential over that of ``most``, never 0; of an imaginary part its first order."""
+    found: Numbers = np.exp(np.maximum(logs.real - most, -300.0))
     return found + 1j * (found * logs.imag) if np.iscomplexobj(logs) else found
 
 
@@ -142,3 +161,22 @@ def _onto(joint: Numbers, family: Sequence[int], columns: Sequence[int]) -> Numb
     left = [column for column in family if column in columns]
     found: Numbers = np.asarray(joint.sum(axis=others))
     return found.transpose(0, *(1 + left.index(column) for column in columns))
+
+
+def order_of(
+    root: int, cliques: list[tuple[int, ...]], columns: int
+) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
+    """Each column after the neighbours that it depends on, from ``root`` (Tarjan and Yannakakis 1984)."""
+    near: list[set[int]] = [set() for _ in range(columns)]
+    for clique in cliques:
+        for column in clique:
+            near[column] |= set(clique) - {column}
+    order, parents = [root], [()]  # type: tuple[list[int], list[tuple[int, ...]]]
+    while len(order) < columns:
+        done = set(order)
+        nearest = max(
+            (column for column in range(columns) if column not in done), key=lambda one: len(near[one] & done)
+        )
+        order.append(nearest)
+        parents.append(tuple(sorted(near[nearest] & done)))
+    return tuple(order), tuple(parents)

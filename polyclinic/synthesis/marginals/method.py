@@ -28,11 +28,11 @@ from polyclinic.synthesis.marginals.counts import (
     parts,
     split,
 )
-from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, library, model_cells
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
 from polyclinic.synthesis.marginals.posterior import MOST_NUMBERS, Evidence
 from polyclinic.synthesis.marginals.selection import all_pairs, dependence, distance, spanning_tree, worth
-from polyclinic.synthesis.sums import HIDDEN
+from polyclinic.synthesis.sums import ANSWERED, HIDDEN
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -63,9 +63,8 @@ class Marginals:
     name: str = "marginals"
 
     def question(self, round: int, state: Arrays) -> Arrays:
-        """Nothing, the groups, or how cells are merged and which pairs are asked. Raises ConfigError without the extra."""
+        """Nothing, the groups, or how cells are merged and which pairs are asked."""
         if round == _LABEL:
-            library("mbi")
             return {}
         if round == _SCREEN:
             return {"groups": state["groups"]}
@@ -124,6 +123,9 @@ class Marginals:
         sizes = self._sizes(round, self.question(round, state) if round > _LABEL else {})
         scale = np.sqrt(len(sizes))
         state = {**state, f"measured {round}": mean * scale, f"noise {round}": np.array(max(noise, _LEAST) * scale)}
+        if "patients" in state:
+            now, before = float(np.ravel(state["patients"])[0]), state.get(ANSWERED, state["patients"])
+            state[ANSWERED] = np.array([min(now, *np.ravel(before)), max(now, *np.ravel(before))])
         if round == _LABEL:
             alone = self._alone(state)
             merged = parts(self.table, alone, noise * scale * np.sqrt(self.table.sizes[-1]))
@@ -252,16 +254,16 @@ class Marginals:
         ]
 
     def evidence(self, state: Arrays) -> Evidence:
-        """What the last state's sums released. Raises KeyError for a state that does not say of how many ``patients``."""
+        """What the last state's sums released. Raises KeyError for a state that does not say how many patients answered."""
         measured = self._measured(state, merged_sizes(state["merged"], self.table))
         spread = np.full(int(self.table.sizes.sum()), float(state["noise 1"]) * np.sqrt(self.table.sizes[-1]))
         spread[self.table.starts[-1] :] = float(state["noise 1"])
-        return Evidence(float(np.ravel(state["patients"])[0]), tuple(measured), self._alone(state), spread)
+        return Evidence(float(state[ANSWERED][0]), tuple(measured), self._alone(state), spread)
 
     def synthesizer(self, state: Arrays) -> Synthesizer:
-        """What draws rows, with what was released where models can be drawn anew. Raises ConfigError without the extra."""
+        """What draws rows, with what was released where models can be drawn anew."""
         found = self._fitted(state)
-        evidence = self.evidence(state) if "patients" in state else None
+        evidence = self.evidence(state) if ANSWERED in state else None
         return replace(found, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)
 
 

@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
-from polyclinic.synthesis.marginals.estimation import Clusters
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
 from polyclinic.synthesis.methods.draws import picked
@@ -50,12 +51,14 @@ class NetworkSynthesizer:
         return self.table.layout
 
     @classmethod
-    def of(cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: Clusters) -> NetworkSynthesizer:
-        """Of a fitted ``model`` and the (all cells,) noisy ``frequencies`` of the columns alone."""
-        label = len(table.attributes) - 1
-        order, parents = order_of(label, [clique for clique, _ in model], len(table.attributes))
-        conditionals = tuple(_conditional(own, above, model) for own, above in zip(order, parents, strict=True))
-        return cls(table, bins, merged, shares_within(table, merged, frequencies), order, parents, conditionals)
+    def of(
+        cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: tuple[Field, Floats]
+    ) -> NetworkSynthesizer:
+        """Of a fitted ``model`` with its potentials, and the (all cells,) noisy ``frequencies`` of the columns alone."""
+        field, potentials = model
+        conditionals = tuple(found[0] for found in field.conditionals(potentials[None]))
+        fine = shares_within(table, merged, frequencies)
+        return cls(table, bins, merged, fine, field.order, field.parents, conditionals)
 
     @cached_property
     def posterior(self) -> Posterior | None:
@@ -139,22 +142,39 @@ class NetworkSynthesizer:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> NetworkSynthesizer:
-        """Raises ValueError for arrays that do not suit the layout."""
-        bins, merged = int(options["bins"]), np.asarray(arrays["merged"], dtype=np.int64)
-        table = Table.of(layout, bins, len(arrays["order"]))
-        order = tuple(int(own) for own in arrays["order"])
-        if merged.shape != (table.sizes.sum(),) or sorted(order) != list(range(len(table.sizes))):
-            raise ValueError("The columns are not those of the schema.")
-        sizes = merged_sizes(merged, table)
-        parents = tuple(tuple(int(parent) for parent in arrays[f"parents {own}"]) for own in order)
-        conditionals = tuple(np.asarray(arrays[f"conditional {own}"], dtype=np.float64) for own in order)
-        for own, above, conditional in zip(order, parents, conditionals, strict=True):
-            if conditional.shape != (np.prod(sizes[list(above)], dtype=np.int64), sizes[own]):
-                raise ValueError("A table has not the size of its columns.")
-        released = under(arrays, _EVIDENCE)
-        evidence = Evidence.load(released) if released else None
-        fine = np.asarray(arrays["fine"], dtype=np.float64)
-        return cls(table, bins, merged, fine, order, parents, conditionals, evidence)
+        """Raises DataError for arrays that do not suit the layout or each other."""
+        bins, released = int(options["bins"]), under(arrays, _EVIDENCE)
+        own = {name: np.asarray(values) for name, values in arrays.items() if not name.startswith(_EVIDENCE)}
+        table = Table.of(layout, bins, len(own["order"]))
+        cells, columns = int(table.sizes.sum()), len(table.sizes)
+        places = {
+            "merged": Numbers((cells,), 0, cells - 1, whole=True),
+            "fine": Numbers((cells,), 0.0, 1.0 + 1e-6),
+            "order": Numbers((columns,), 0, columns - 1, whole=True),
+        }
+        check_arrays({name: own[name] for name in places}, places)
+        merged, order = own["merged"].astype(np.int64), tuple(int(column) for column in own["order"])
+        if sorted(order) != list(range(columns)) or order[0] != columns - 1:
+            raise DataError("the array 'order' must hold the number of each column once, that of the label first")
+        for numbers, shares in zip(split(merged, table.sizes), split(own["fine"], table.sizes), strict=True):
+            if len(np.unique(numbers)) != numbers.max() + 1:
+                raise DataError("the array 'merged' must hold for each column whole numbers without a gap from 0 on")
+            if not np.allclose(np.bincount(numbers, shares), 1.0, rtol=0.0, atol=1e-3):
+                raise DataError("the array 'fine' must add up to 1 over cells that are merged")
+        sizes, tables = merged_sizes(merged, table), dict(places)
+        for place, column in enumerate(order):
+            above = own[f"parents {column}"]
+            if above.ndim != 1 or above.dtype.kind not in "iu" or not set(above.tolist()) <= set(order[:place]):
+                raise DataError(f"the array 'parents {column}' must hold columns that stand before it in 'order'")
+            tables[f"parents {column}"] = Numbers(above.shape, whole=True)
+            shape = int(np.prod(sizes[above], dtype=np.int64)), int(sizes[column])
+            tables[f"conditional {column}"] = Numbers(shape, shares=True)
+        check_arrays(own, tables)
+        parents = tuple(tuple(int(parent) for parent in own[f"parents {column}"]) for column in order)
+        conditionals = tuple(own[f"conditional {column}"].astype(np.float64) for column in order)
+        families = [(column, *above) for column, above in zip(order, parents, strict=True)]
+        evidence = Evidence.load(released, sizes, cells, families) if released else None
+        return cls(table, bins, merged, own["fine"].astype(np.float64), order, parents, conditionals, evidence)
 
 
 def pair_tables(
@@ -169,38 +189,6 @@ def pair_tables(
         np.bincount(cells[:, first] * sizes[second] + cells[:, second], minlength=sizes[first] * sizes[second]) / rows
         for first, second in pairs
     ]
-
-
-def order_of(
-    root: int, cliques: list[tuple[int, ...]], columns: int
-) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Each column after the neighbours that it depends on, from ``root`` (Tarjan and Yannakakis 1984)."""
-    near: list[set[int]] = [set() for _ in range(columns)]
-    for clique in cliques:
-        for column in clique:
-            near[column] |= set(clique) - {column}
-    order, parents = [root], [()]  # type: tuple[list[int], list[tuple[int, ...]]]
-    while len(order) < columns:
-        done = set(order)
-        nearest = max(
-            (column for column in range(columns) if column not in done), key=lambda one: len(near[one] & done)
-        )
-        order.append(nearest)
-        parents.append(tuple(sorted(near[nearest] & done)))
-    return tuple(order), tuple(parents)
-
-
-def _conditional(own: int, parents: tuple[int, ...], model: Clusters) -> Floats:
-    """(cells of the parents, cells) frequencies of a column; the column's own for parents that the model holds impossible."""
-    clique, frequencies = min(
-        ((clique, found) for clique, found in model if {own, *parents} <= set(clique)), key=lambda one: one[1].size
-    )
-    others = tuple(axis for axis, column in enumerate(clique) if column not in (own, *parents))
-    left = [column for column in clique if column in (own, *parents)]
-    joint = np.maximum(np.moveaxis(frequencies.sum(axis=others), left.index(own), -1), 0.0)
-    flat = joint.reshape(-1, joint.shape[-1])
-    total = flat.sum(axis=1, keepdims=True)
-    return np.asarray(np.where(total > 0, flat / np.where(total > 0, total, 1.0), flat.sum(axis=0) / flat.sum()))
 
 
 def shares_within(table: Table, merged: Ints, frequencies: Floats) -> Floats:

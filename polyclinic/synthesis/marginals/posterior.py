@@ -9,17 +9,19 @@ what was released alone.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve, cholesky, solve_triangular
-from scipy.sparse import csr_matrix, vstack
+from scipy.sparse import csr_matrix
 
-from polyclinic.synthesis.marginals.estimation import Clique, Measured
+from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, asked
 from polyclinic.synthesis.marginals.field import Field
-from polyclinic.types import Arrays, Floats
+from polyclinic.types import Arrays, Floats, Ints
 
 #: Released numbers up to which a posterior is drawn from: memory grows with their square, time with their cube.
 MOST_NUMBERS = 4000
@@ -36,6 +38,7 @@ _WARM, _STEPS, _LENGTH, _TARGET = 40, 80, 1.5, 0.8
 class Evidence:
     """What was released of ``patients`` patients: noisy marginals over columns after cells were merged.
 
+    patients: of rounds that were of different numbers the smallest, as fewer leave more open.
     alone, spread: (all cells,) noisy frequencies of each column before cells were merged, and the deviation of their noise.
     """
 
@@ -55,8 +58,13 @@ class Evidence:
         return found
 
     @classmethod
-    def load(cls, arrays: Mapping[str, np.ndarray]) -> Evidence:
-        """What ``arrays`` gave. Raises KeyError where one is missing."""
+    def load(cls, arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> Evidence:
+        """What ``arrays`` gave. sizes: (A,) cells of each column after merging. cells: all before. families: a column with its
+        parents, each of which is one.
+
+        Raises DataError where an array is missing or cannot be.
+        """
+        _check(arrays, sizes, cells, families)
         measured: list[Measured] = []
         while f"clique {len(measured)}" in arrays:
             number = len(measured)
@@ -78,6 +86,27 @@ class Evidence:
     def numbers(self) -> int:
         """How many numbers were released."""
         return sum(one.values.size for one in self.measured)
+
+
+def _check(arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> None:
+    """Raises DataError where ``arrays`` cannot be those of an ``Evidence``."""
+    allowed = {"patients": Numbers((), 1e-9), "alone": Numbers((cells,)), "spread": Numbers((cells,), 0.0)}
+    number = 0
+    while (name := f"clique {number}") in arrays:
+        clique, shape = [int(column) for column in np.ravel(arrays[name])], []
+        if not clique or len(set(clique)) < len(clique) or not any(set(clique) <= set(family) for family in families):
+            raise DataError(f"the array {name!r} must hold columns of which each depends on the others")
+        allowed[name] = Numbers((len(clique),), whole=True)
+        for axis, column in enumerate(clique):
+            shape.append(int(sizes[column]))
+            if f"groups {number} 0" in arrays:
+                groups = np.ravel(arrays.get(part := f"groups {number} {axis}", np.zeros(1)))
+                allowed[part] = Numbers((int(sizes[column]),), 0, int(sizes[column]) - 1, whole=True)
+                shape[-1] = int(groups.max(initial=0)) + 1
+        size = int(np.prod(shape))
+        allowed |= {f"values {number}": Numbers((size,)), f"deviation {number}": Numbers((size,), 1e-12)}
+        number += 1
+    check_arrays(arrays, allowed)
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,19 +136,7 @@ class Posterior:
     @cached_property
     def _asked(self) -> csr_matrix:
         """(e, d) which cells each released number adds up."""
-        found, total = [], int(self.field.cells.sum())
-        starts = dict(zip(self.field.cliques, np.cumsum(self.field.cells) - self.field.cells, strict=True))
-        for one in self.evidence.measured:
-            cells = [np.arange(size) for size in self.field.sizes[list(one.clique)]]
-            own = one.groups or cells
-            number = reduce(
-                lambda before, axis: (before[:, None] * (int(axis.max()) + 1) + axis).ravel(),
-                own,
-                np.zeros(1, dtype=np.int64),
-            )
-            places = starts[one.clique] + np.arange(len(number))
-            found.append(csr_matrix((np.ones(len(number)), (number, places)), (len(one.values), total)))
-        return csr_matrix(vstack(found))
+        return asked(self.field.sizes, self.evidence.measured, self.field.cliques)
 
     @cached_property
     def _values(self) -> Floats:
@@ -164,7 +181,9 @@ class Posterior:
         """The best of ever shorter steps."""
         shares = 0.5 ** np.arange(8)
         tried = np.concatenate([place[None], place + shares[:, None] * step])
-        return np.asarray(tried[int(np.argmin(self._energy(tried, precision)[0]))])
+        with np.errstate(all="ignore"):  # a step that is far too long has no finite energy, and is not taken
+            energy = self._energy(tried, precision)[0]
+        return np.asarray(tried[int(np.argmin(np.where(np.isfinite(energy), energy, np.inf)))])
 
     def _start(self) -> Floats:
         """(d,) potentials of independence within the classes of the last column, as far as noise shows them."""

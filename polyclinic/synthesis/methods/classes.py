@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import expit, ndtr
 
+from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.draws import RowsByClass, picked
@@ -104,6 +105,21 @@ class LatentClasses(RowsByClass):
 
     most: int
     bins: int
+
+    def allowed(self) -> dict[str, Numbers]:
+        bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
+        labels, classes = self.layout.classes, len(self.numbers["shares"])
+        moments = classes, int(Basis.of(self.layout).numeric.sum())
+        return {
+            "shares": Numbers((classes,), shares=True),
+            "weights": Numbers((labels, classes), shares=True),
+            "frequencies": Numbers((labels * classes, len(hot.places)), 0.0, 1.0),
+            "counts": Numbers((classes, len(hot.sets), self.most + 1), shares=bool(hot.sets)),
+            "mean": Numbers(moments),
+            "variance": Numbers(moments, 0.0),
+            "shift": Numbers((labels, len(bins.places))),
+            "histograms": Numbers(bins.used.shape, shares=bool(len(bins.places))),
+        }
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         rows, found, hot = len(y), self.numbers, Hot.of(self.layout, self.most)

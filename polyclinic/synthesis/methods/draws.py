@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -27,8 +28,17 @@ class RowsByClass(ABC):
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
-        """What ``arrays`` and ``options`` gave. Raises KeyError for an option that is missing."""
-        return cls(layout, dict(arrays), *(int(options[field.name]) for field in fields(cls)[2:]))
+        """What ``arrays`` and ``options`` gave.
+
+        Raises KeyError for an option that is missing, DataError for numbers that the class does not have.
+        """
+        found = cls(layout, dict(arrays), *(int(options[field.name]) for field in fields(cls)[2:]))
+        check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **found.allowed()})
+        return found
+
+    @abstractmethod
+    def allowed(self) -> dict[str, Numbers]:
+        """What ``numbers`` must be beside ``classes``."""
 
     def arrays(self) -> Arrays:
         return self.numbers

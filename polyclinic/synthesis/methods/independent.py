@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins, distributions
 from polyclinic.synthesis.methods.covariance import class_means
@@ -99,6 +100,14 @@ class Columns(RowsByClass):
 
     bins: int
     most: int
+
+    def allowed(self) -> dict[str, Numbers]:
+        bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
+        blocks = 1 if len(self.numbers["frequencies"]) == 1 else self.layout.classes
+        return {
+            "histograms": Numbers((blocks, *bins.used.shape), shares=bool(len(bins.places))),
+            "frequencies": Numbers((blocks, len(hot.places)), 0.0, 1.0),
+        }
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)

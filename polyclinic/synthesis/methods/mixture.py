@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from polyclinic.errors import DataError
+from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.draws import drawn_classes, picked
 from polyclinic.synthesis.methods.moments import Moments
@@ -67,8 +68,10 @@ class Mixture:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Mixture:
-        """Raises ValueError for parts of any other package."""
+        """Raises ValueError for parts of any other package, DataError for weights that cannot be."""
         parts = []
+        own = {name: values for name, values in arrays.items() if "." not in name}
+        check_arrays(own, {"weights": Numbers((len(options["parts"]),), shares=True)})
         for number, one in enumerate(options["parts"]):
             if not str(one["kind"]).startswith("polyclinic."):
                 raise ValueError(f"a part of a mixture is of kind {one['kind']!r}")

@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import ndtr, ndtri
 from scipy.stats import norm
 
+from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import positive
@@ -20,6 +21,8 @@ from polyclinic.types import Arrays, Bools, Floats, Ints
 _RARE, _MOST_RAISED = 1e-4, 3.0
 _GRID = np.linspace(-8.0, 8.0, 321)
 _RACES = 200
+# Of a root of correlations; rounding lengthens its rows a little.
+_LONGEST = 1.5
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,6 +141,25 @@ def drawn(
     return z
 
 
+def normals_of(layout: Layout) -> dict[str, Numbers]:
+    """What the numbers of ``one_class`` are, of all classes of a layout."""
+    classes, width = layout.classes, int(layout.label.start)
+    return {
+        "mean": Numbers((classes, width)),
+        "deviation": Numbers((classes, width), 0.0),
+        "root": Numbers((classes, width, width), -_LONGEST, _LONGEST),
+        "cuts": Numbers((classes, width)),
+        "biases": Numbers((classes, width), high=0.0, endless=True),
+        "none": Numbers((classes, len(Places.of(layout).groups)), high=0.0, endless=True),
+    }
+
+
+def histograms_of(layout: Layout, bins: int) -> Numbers:
+    """What histograms of a layout's numbers are."""
+    found = Bins.of(layout, bins)
+    return Numbers(found.used.shape, shares=bool(len(found.places)))
+
+
 @dataclass(frozen=True, eq=False)
 class Gaussian(RowsByClass):
     """Draws what ``Moments`` found. numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the
@@ -146,6 +168,10 @@ class Gaussian(RowsByClass):
     """
 
     bins: int
+
+    def allowed(self) -> dict[str, Numbers]:
+        scored = {"histograms": histograms_of(self.layout, self.bins)} if "histograms" in self.numbers else {}
+        return {**normals_of(self.layout), **scored}
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         for label in np.unique(y):

@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 from scipy.special import ndtr
 
+from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
 from polyclinic.synthesis.methods.covariance import positive
 from polyclinic.synthesis.methods.draws import RowsByClass
-from polyclinic.synthesis.methods.normal import Places, drawn
+from polyclinic.synthesis.methods.normal import Places, drawn, histograms_of, normals_of
 from polyclinic.synthesis.visits.timelines import Timeline, rows_of
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
@@ -115,6 +116,22 @@ class Courses(RowsByClass):
 
     bins: int
     time: int
+
+    def allowed(self) -> dict[str, Numbers]:
+        line, at, classes = self._line, Parts.of(self._line), self.layout.classes
+        layouts = [("own", line.own), ("visit", line.visit), ("between", line.between)]
+        layouts += [("ends", line.ends)] if line.time else []
+        wanted, width = len(at.between) - 1 + len(at.now), int(line.step.label.start)
+        return {
+            **{name: histograms_of(layout, self.bins) for name, layout in layouts},
+            **{f"begun_{name}": numbers for name, numbers in normals_of(line.begun).items()},
+            "missing": Numbers((len(line.measured),), 0.0),
+            "location": Numbers((classes, width)),
+            "scale": Numbers((classes, width), 0.0),
+            "step_cuts": Numbers((classes, width)),
+            "weights": Numbers((classes, wanted, len(at.own) + 1 + len(at.before))),
+            "innovation": Numbers((classes, wanted, wanted)),
+        }
 
     @cached_property
     def _line(self) -> Timeline:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise
+from polyclinic.objectives.objective import made_up_labels
 from polyclinic.privacy.statistics import PatientTotal
 from polyclinic.privacy.streams import Stream, torch_seed
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
@@ -85,6 +86,7 @@ def of_sums(method: SumsMethod, claim: Claim) -> Fixed:
         raise ConfigError(f"The fault {fault!r} is of {_NO_PLACE[fault]}.")
     layout, z = method.layout, method.layout.rows(patients.x, patients.y)
     parts = []
+    labels = made_up_labels(claim.columns, claim.classes) if claim.columns else np.arange(claim.classes)
     alone = vars(replace(claim, rounds=1))
     state: Arrays = {
         "classes": class_frequencies(np.bincount(layout.labels(z), minlength=layout.classes).astype(np.float64)),
@@ -93,7 +95,11 @@ def of_sums(method: SumsMethod, claim: Claim) -> Fixed:
     for round in range(1, method.rounds + 1):
         question = method.question(round, state)
         task: Any = SumsTask(method, {ROUND: np.array([round]), **question})
-        parts.append(Fixed(**alone, task=task, build=lambda features: nn.Sequential, layout=layout, number=round))
+        parts.append(
+            Fixed(
+                **alone, task=task, build=lambda features: nn.Sequential, labels=labels, layout=layout, number=round
+            )
+        )  # fmt: skip
         total = clipped_total(method, round, question, z, patients.patient, patients.patients)
         state = method.absorb(round, state, total / patients.patients, 1e-9)
     # The round of the most numbers tells the most canaries apart: a last one may have two.

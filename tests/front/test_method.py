@@ -1,0 +1,85 @@
+"""Which method a run of task synthesis takes that names none, and that every runtime chooses it alike."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyclinic import Federation
+from polyclinic.config import RunConfig
+from polyclinic.config.programs.synthesis import MOST_FEATURES, usual_method
+from polyclinic.ehr.schema import Column, Schema
+from polyclinic.plugins import dataset_of
+from polyclinic.runs.folder import Run
+from polyclinic.synthesis.layout import Layout
+from polyclinic.synthesis.methods.moments import Moments
+
+LABEL = Column(name="died", kind="binary", role="label")
+
+
+def _schema(*columns: Column) -> Schema:
+    return Schema(name="stays", columns=(*columns, LABEL), unit="record")
+
+
+def _codes(number: int) -> Column:
+    return Column(name="codes", kind="code_set", categories=tuple(f"c{code}" for code in range(number)))
+
+
+NUMBERS = _schema(*(Column(name=f"x{number}", kind="continuous", bounds=(0.0, 1.0)) for number in range(20)))
+COURSES = _schema(Column(name="pressure", kind="trajectory", steps=12, bounds=(0.0, 250.0)))
+FEW, MANY = _schema(_codes(MOST_FEATURES)), _schema(_codes(MOST_FEATURES + 1))
+FAR_TOO_MANY = _schema(_codes(2000))
+
+
+@pytest.mark.parametrize(
+    ("schema", "method"),
+    [(NUMBERS, "moments"), (COURSES, "moments"), (FEW, "moments"), (MANY, "latent"), (FAR_TOO_MANY, "latent")],
+)
+def test_the_schema_chooses_the_method(schema: Schema, method: str) -> None:
+    config = RunConfig.build({"task": "synthesis", "privacy.epsilon": 3.0})
+    chosen = config.settled(schema)
+    assert usual_method(schema) == chosen.model == method
+    assert chosen == RunConfig.build({"task": "synthesis", "privacy.epsilon": 3.0, "model": method})
+    # Chosen once: the same by Flower's run-config, by what was given, and by what a run's folder keeps.
+    assert chosen.settled(NUMBERS) == chosen == RunConfig.build(chosen.flat()).settled(NUMBERS)
+    flower = RunConfig.from_flower(RunConfig.packaged() | config.for_flower())
+    assert flower.settled(schema) == RunConfig.build(config.given()).settled(schema) == chosen
+
+
+@pytest.mark.parametrize("name", ["breast-cancer", "heart-disease", "ist", "eicu-demo", "diabetes-130", "trial", "icu"])
+def test_the_built_in_tables_have_moments(name: str) -> None:
+    assert usual_method(dataset_of(RunConfig(dataset=name)).schema) == "moments"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"model": "moments"}, {"model": "independent"}, {"rounds": 2}, {"synthesis.options": "radius=2"},
+        {"model": "moments", "rounds": 1},
+    ],
+)  # fmt: skip
+def test_what_names_a_method_stays(given: dict[str, Any]) -> None:
+    config = RunConfig.build({"task": "synthesis", **given})
+    flower = RunConfig.from_flower(RunConfig.packaged() | config.for_flower())
+    again = RunConfig.build(config.given())
+    assert config.settled(MANY) == flower.settled(MANY) == again.settled(MANY) == config
+    assert config.model == given.get("model", "moments")
+
+
+def test_no_schema_that_moments_refuses_has_it_by_default() -> None:
+    with pytest.raises(Exception, match="takes at most 1500"):
+        Moments(Layout.of(FAR_TOO_MANY))
+    assert usual_method(FAR_TOO_MANY) == "latent"
+
+
+def test_a_run_has_the_name_of_its_method_and_says_why(tmp_path: Path) -> None:
+    result = Federation.from_dataset(
+        "trial", task="synthesis", sites=2, out=str(tmp_path), synthesis={"rows": 50, "quality": False}
+    ).run(pictures=False)
+    assert result.config.model == Run.open(result.path).config().model == "moments"
+    assert not result.config.is_open and result.summary["synthesis"]["method"] == "moments"
+    assert any("moments is the usual method" in note for note in result.summary["notes"])
+    begun = RunConfig.build({"task": "synthesis", "dataset": "trial", "sites": 2})
+    assert result.folder.as_begun(begun).model == "moments"

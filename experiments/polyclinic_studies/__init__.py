@@ -48,6 +48,10 @@ SYNTHESIZERS = Experiment(
     "Which synthesizer for which records: every method on every data set, by epsilon",
     "polyclinic_studies.generators.synthesizers:run", takes=("seeds", "methods"),
 )  # fmt: skip
+VISITS = Experiment(
+    "Visits over time: courses, intervals and the next visit, on made-up and real followed patients",
+    "polyclinic_studies.visits.study:run", takes=("seeds", "methods"),
+)  # fmt: skip
 STATED = Experiment(
     "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to",
     "polyclinic_studies.generators.stated:run", takes=(),

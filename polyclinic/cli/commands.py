@@ -46,6 +46,7 @@ COMMANDS = {
         "Make a draft schema better: quantiles as bounds, vocabularies, centres and spreads; paid for in each ledger first."
     ),
     "synthesize": "Draw synthetic records from a finished run, which costs no further privacy, and certify what they are.",
+    "combine": "Fit a regression to each of several synthetic sets and combine them into one table, which costs no privacy.",
     "effect": (
         "Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."
     ),
@@ -105,7 +106,7 @@ _PLACES |= {
             "simulate",
         ),
         "records": ("query", "describe", "cohort", "prepare", "risk", "anonymize"),
-        "analyses": ("regress", "effect", "survival", "cox"),
+        "analyses": ("regress", "effect", "survival", "cox", "combine"),
     }.items()
     for name in names
 }

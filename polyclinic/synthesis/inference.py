@@ -33,10 +33,13 @@ class Inference:
         return not self.apart
 
 
-def analyse_sets(certificate: str | Path, variables: Sequence[str], analysis: Analysis) -> Inference:
+def analyse_sets(
+    certificate: str | Path, variables: Sequence[str], analysis: Analysis, patients: float | None = None
+) -> Inference:
     """Apply ``analysis`` to each set of a certificate and combine what it gives by the certificate's rule.
 
     variables: the columns that the analysis uses; each set is read with these alone. Only the sets are looked at, so it is free.
+    patients: of how many the run was, where the certificate does not say.
     Raises ConfigError for a certificate that names no rule, or a column that the sets have not; DataError for a set that is
     missing or was changed.
     """
@@ -48,7 +51,7 @@ def analyse_sets(certificate: str | Path, variables: Sequence[str], analysis: An
     for name in variables:
         if name not in columns:
             raise ConfigError(f"variables names {name!r}; the sets have {several(columns)}.{nearest(name, columns)}")
-    rule, patients = found.get("rule"), found.get("patients")
+    rule, patients = found.get("rule"), found.get("patients") or patients
     if rule is None:
         raise ConfigError(
             f"{path} names no rule: no way to combine these sets gives intervals that hold (docs/synthesis/inference.md). Draw "
@@ -56,8 +59,8 @@ def analyse_sets(certificate: str | Path, variables: Sequence[str], analysis: An
         )
     if patients is None:
         raise ConfigError(
-            f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; use "
-            "synthesis.combining.combine with ratio."
+            f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; give the number as "
+            "patients."
         )
     results = [analysis(_read(path.with_name(one["file"]), list(variables))) for one in read["files"]]
     estimates: Values = [estimate for estimate, _ in results]

@@ -11,11 +11,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import tomli_w
+from typer.testing import CliRunner
 
+from polyclinic.cli import app
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.files import sha256
+from polyclinic.runs.combined import combined_regression
 from polyclinic.runs.folder import Run
 from polyclinic.runs.synthesize import file_names, synthesize
 from polyclinic.synthesis import certificate as certificates
@@ -467,3 +470,45 @@ def test_names_of_sets_sort_by_their_number() -> None:
     assert [path.name for path in file_names(Path("a/b.csv"), 2)] == ["b-01.csv", "b-02.csv"]
     names = [path.name for path in file_names(Path("b.csv"), 100)]
     assert names == sorted(names) and names[0] == "b-001.csv"
+
+
+def test_a_regression_of_several_sets_is_that_of_each_combined(run: Path, tmp_path: Path) -> None:
+    """Against statsmodels, set by set; the rule and what was measured are the certificate's."""
+    import statsmodels.formula.api as smf
+
+    layout = Layout.of(SCHEMA)
+    save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
+    path = synthesize(run, 400, tmp_path / "several.csv", sets=10)
+    found = combined_regression(run, path, "age ~ C(sex) + intensive + sbp_01")
+    tables = [pd.read_csv(file).dropna(subset=["sbp_01"]) for file in sorted(tmp_path.glob("several-*.csv"))]
+    fits = [smf.ols("age ~ C(sex) + intensive + sbp_01", table).fit() for table in tables]
+    values = [fit.params.to_numpy() for fit in fits], [fit.bse.to_numpy() ** 2 for fit in fits]
+    expected = combine(*values, "full", ratio=400 / 500)
+    np.testing.assert_allclose([row["estimate"] for row in found.terms.values()], expected.estimate, rtol=1e-6)
+    np.testing.assert_allclose(
+        [row["low"] for row in found.terms.values()], expected.interval()[0], rtol=1e-4, atol=1e-6
+    )
+    assert list(found.terms) == ["Intercept", "C(sex)[T.m]", "intensive", "sbp_01"]
+    assert "Not measured together" in found.notes[0] and "age and sex" not in found.notes[0]
+    assert ("age", "intensive") in found.inference.apart and ("age", "sex") not in found.inference.apart
+    done = CliRunner().invoke(
+        app, ["combine", str(run), str(path), "--formula", "age ~ C(sex) + intensive + sbp_01", "--json"]
+    )
+    printed = json.loads(done.stdout)
+    assert printed["terms"] == found.terms and printed["sets"] == 10 and printed["rule"] == "full"
+    shown = CliRunner().invoke(app, ["combine", str(run), str(path), "--formula", "age ~ C(sex)"]).stdout
+    assert "C(sex)[T.m]" in shown and "Combined from 10 sets by rule 'full'." in shown and "Not measured" not in shown
+    with pytest.raises(ConfigError, match="The formula names 'ages'"):
+        combined_regression(run, path, "ages ~ sex")
+
+
+def test_sets_of_one_model_need_the_number_of_patients(tmp_path: Path) -> None:
+    bare = run_folder(tmp_path / "bare", BARE)
+    path = synthesize(bare, 300, tmp_path / "several.csv", sets=3)
+    with pytest.raises(ConfigError, match="give the number as patients"):
+        combined_regression(bare, path, "age ~ intensive")
+    few, many = (combined_regression(bare, path, "age ~ intensive", patients=number) for number in (100, 1000))
+    widths = [each.terms["intensive"]["high"] - each.terms["intensive"]["low"] for each in (few, many)]
+    assert widths[0] > 1.5 * widths[1] and not few.notes
+    logistic = combined_regression(bare, path, "intensive ~ age", "logistic", patients=300)
+    assert logistic.table.columns[0] == "Term" and set(logistic.terms) == {"Intercept", "age"}

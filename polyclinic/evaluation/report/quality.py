@@ -173,6 +173,17 @@ _OF_CODES = (
 )
 
 
+#: Of schemas with trajectories.
+_OF_VISITS = (
+    ("Courses apart: means by visit and class, in standard deviations", "0", "mean"),
+    ("Courses apart: 10 % and 90 % quantiles, in standard deviations", "0", "band"),
+    ("Autocorrelations apart, one to three visits later", "0", "autocorrelation"),
+    ("Visits a patient has apart (Wasserstein)", "0", "visits"),
+    ("Times between visits apart (Wasserstein, in standard deviations)", "0", "interval"),
+    ("The next visit, predicted by what they teach (R²)", "as real", "next_visit"),
+)
+
+
 def quality_rows(found: Found) -> list[dict[str, Any]]:
     """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts.
 
@@ -198,6 +209,16 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
          **{key: (_figure(reduce(getitem, place, tables[key])), "") for key in ("synthetic", "training")}}
         for words, best, place in measures
     ]  # fmt: skip
+    if visits := found.get("visits"):
+        rows += [
+            {"name": words, "best": best,
+             **{key: (_figure(visits["tables"][key][name]), "") for key in ("synthetic", "training")}}
+            for words, best, name in _OF_VISITS
+            if any(one[name] is not None for one in visits["tables"].values())
+        ]  # fmt: skip
+        carried = _figure(visits["carried_forward"])
+        rows.append({"name": "The next visit, predicted as the value of the last (R²)", "best": "",
+                     "synthetic": (carried, ""), "training": (carried, "")})  # fmt: skip
     if prediction := found["prediction"]:
         rows += [
             {"name": f"{name}: code told from the others, mean F1", "best": "as real",

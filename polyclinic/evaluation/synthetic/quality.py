@@ -23,6 +23,7 @@ from polyclinic.evaluation.synthetic import codes
 from polyclinic.evaluation.synthetic.classifiers import CLASSIFIERS, JUDGES, cutoff_on, transfer, two_sample
 from polyclinic.evaluation.synthetic.codes import predictions
 from polyclinic.evaluation.synthetic.columns import Numeric, columns, correlations, pairs, pearson
+from polyclinic.evaluation.synthetic.courses import Courses, carried_forward, compare_courses
 from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats, Ints
@@ -128,6 +129,7 @@ def judge(
         "rows": {"held_out": len(held_out.y)} | {name: len(table.y) for name, table in tables.items()},
         "tables": {name: compared(held_out, table) for name, table in tables.items()},
         "rules": _rules({"held_out": held_out, **tables}),
+        "visits": _visits(held_out, tables),
         "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
     }  # fmt: skip
     judged = found["tables"][SYNTHETIC]["columns"]
@@ -200,6 +202,20 @@ def _rules(samples: Mapping[str, Sample]) -> list[dict[str, Any]]:
         }
         for i, rule in enumerate(schema.rules)
     ]
+
+
+def _visits(held_out: Sample, tables: Mapping[str, Sample]) -> dict[str, Any] | None:
+    """By table the likeness of its visits over time, and what carrying the last value forward would predict of the next visit.
+
+    None of a schema without trajectories."""
+    real, *others = (Courses.of(one.x, one.y, one.schema) for one in (held_out, *tables.values()))
+    if real is None:
+        return None
+    carried = [score for score in carried_forward(real).values() if score is not None]
+    compared = {
+        name: asdict(compare_courses(real, one)) for name, one in zip(tables, others, strict=True) if one is not None
+    }
+    return {"tables": compared, "carried_forward": _mean([*carried])}
 
 
 def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -> dict[str, Any]:

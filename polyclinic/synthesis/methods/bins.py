@@ -71,11 +71,20 @@ class Bins:
         found[:, self.missing >= 0] *= z[:, self.missing[self.missing >= 0], None] <= 0.5
         return found
 
-    def standing_out(self, means: Floats, noise: float) -> Bools:
+    def standing_out(self, means: Floats, noise: float, blocks: Ints | None = None) -> Bools:
         """(Q, most) which bins' noisy (Q, most) frequencies stand out of a noise of this standard deviation; of a column without
         such a bin all. Noise alone would else fill bounds that are far wider than what patients have.
+
+        blocks: (Q,) how many neighbours, a power of two, may stand out together where none does alone; by default 1.
         """
-        found = self.used & (means > _ABOVE_NOISE * noise)
+        found, size = np.zeros(means.shape, dtype=bool), 1
+        while size <= (1 if blocks is None else int(blocks.max(initial=1))):
+            padded = np.pad(means, ((0, 0), (0, -means.shape[1] % size)))
+            together = padded.reshape(len(means), -1, size).sum(axis=2) > _ABOVE_NOISE * noise * np.sqrt(size)
+            own = np.repeat(together, size, axis=1)[:, : means.shape[1]]
+            found |= own if blocks is None else own & (blocks[:, None] >= size)
+            size *= 2
+        found &= self.used
         return found | (self.used & ~found.any(axis=1, keepdims=True))
 
     def scores(self, z: Floats, distributions: Floats) -> Floats:

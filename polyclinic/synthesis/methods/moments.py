@@ -1,6 +1,7 @@
 """Patients of each class as a Gaussian, by one sum of first and second moments, or as a Gaussian copula, by a sum before it.
 
-The moments that the released sum holds are those of u (``Basis``), a row turned so that noise hurts all of it alike. What is made
+The moments that the released sum holds are those of u (``Basis``), a row turned so that noise hurts all of it alike. What is
+made
 of them costs no privacy: cells that are missing are divided out, noise is taken from covariances, 0/1 numbers stand on normals
 that are cut where their frequency says. In a copula numbers are normal scores, by histograms over all patients, so that neither
 loose bounds nor skewed columns spoil their moments.
@@ -36,10 +37,10 @@ _SELDOM = 0.05
 class Moments:
     """A patient's vector, in the block of the label: [first moments, second moments], of length 1 at most.
 
-    radius: a row is shortened to so many times the root of the square that is expected of it. rounds: 2 asks first for histograms
-    of ``bins`` bins of numeric columns over all patients, and then for moments of their normal scores; 1 needs a schema with
-    ``centre`` and ``spread``, or close bounds. Raises ConfigError, naming the option, for one out of range, and for a schema of
-    more than ``MOST_NUMBERS`` numbers.
+    radius: a row is shortened to so many times the root of the square that is expected of it. rounds: 2 asks first for
+    histograms of ``bins`` bins of numeric columns over all patients, and then for moments of their normal scores; 1 needs a
+    schema with ``centre`` and ``spread``, or close bounds. Raises ConfigError, naming the option, for one out of range, and
+    for a schema of more than ``MOST_NUMBERS`` numbers.
     """
 
     layout: Layout
@@ -110,6 +111,14 @@ class Moments:
         arrays = {name: np.stack([one[name] for one in made]) for name in made[0]}
         scored = {"histograms": state["histograms"]} if self.rounds == 2 else {}
         return Gaussian(self.layout, {"classes": shares, **arrays, **scored}, self.bins)
+
+    def hidden(self, noise: float, shares: Floats) -> Floats:
+        """(K,) standard deviation of the eigenvalues that the noise alone gives each class' covariance (Wigner's semicircle).
+
+        noise: standard deviation in each entry of the last sum, by the number of patients; shares: (K,) frequencies of the
+        classes.
+        """
+        return np.asarray(noise / self._weights[1] / shares * np.sqrt(self._width / 2))
 
     @property
     def _width(self) -> int:

@@ -11,7 +11,7 @@ from scipy.special import ndtr
 from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
-from polyclinic.synthesis.methods.covariance import positive
+from polyclinic.synthesis.methods.covariance import lifted
 from polyclinic.synthesis.methods.draws import RowsByClass
 from polyclinic.synthesis.methods.normal import Places, drawn, histograms_of, normals_of
 from polyclinic.synthesis.visits.timelines import Timeline, rows_of
@@ -19,6 +19,10 @@ from polyclinic.types import Arrays, Bools, Floats, Ints
 
 # A score that varies less than this between rows is taken as constant.
 _CONSTANT = 0.02
+# Directions of two visits in a row that are flatter than this share of what the noise hides are raised to it.
+_FLAT = 0.5
+# Variances of classes are taken to differ by so much; where noise is more, they are drawn to 1, that of scores.
+_UNLIKE = 0.3
 # A cut that no normal reaches.
 _NEVER = 9.0
 
@@ -56,7 +60,7 @@ class Parts:
         )  # fmt: skip
 
 
-def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int) -> Arrays:
+def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int, hidden: Floats) -> Arrays:
     """The numbers that draw a visit from the one before it, by class.
 
     ``location`` and ``scale`` (K, P) are those of rows of ``step``, 0 where a number is constant. ``weights`` (K, D, G) and
@@ -69,21 +73,28 @@ def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int) -> 
     """
     numeric = line.step.numeric[: line.step.label.start]
     location, scale = np.where(numeric, step["mean"], 0.0), np.where(numeric, step["deviation"], 1.0)
+    at = Parts.of(line)
+    # Both kinds of visits are of one course, the visit before a step earlier.
+    variance = (scale[:, at.now] ** 2 + scale[:, at.before] ** 2) / 2
+    of_noise = (hidden**2 * 2 / len(numeric))[:, None]
+    variance = (variance * _UNLIKE**2 + of_noise) / (_UNLIKE**2 + of_noise)
+    scale[:, at.now] = scale[:, at.before] = np.sqrt(variance)
+    location[:, at.now] = location[:, at.before] = (location[:, at.now] + location[:, at.before]) / 2
     flat = scale < _CONSTANT
     scored = np.flatnonzero(numeric)
     flat[:, scored] |= Bins.of(line.step, bins).constant(histograms)
-    weights, innovation = zip(
-        *(_transition(root @ root.T, Parts.of(line), still) for root, still in zip(step["root"], flat, strict=True)),
+    weights, innovation, trend = zip(
+        *(_transition(root @ root.T, at, *one) for root, *one in zip(step["root"], flat, hidden, strict=True)),
         strict=True,
     )
     return {
-        "location": location, "scale": np.where(flat, 0.0, scale), "weights": np.stack(weights),
+        "trend": np.stack(trend), "location": location, "scale": np.where(flat, 0.0, scale), "weights": np.stack(weights),
         "innovation": np.stack(innovation), "step_cuts": step["cuts"],
     }  # fmt: skip
 
 
-def _transition(correlations: Floats, at: Parts, still: Bools) -> tuple[Floats, Floats]:
-    """(D, G) weights and (D, D) root of the covariance of what they leave."""
+def _transition(correlations: Floats, at: Parts, still: Bools, hidden: float) -> tuple[Floats, Floats, Floats]:
+    """(D, G) weights, (D, D) root of the covariance of what they leave, and (visit,) correlations of visits with their step."""
     before, now, others = at.before, at.now, np.concatenate([at.own, at.between[:1]])
     even = correlations.copy()
     within = (correlations[np.ix_(before, before)] + correlations[np.ix_(now, now)]) / 2
@@ -96,12 +107,12 @@ def _transition(correlations: Floats, at: Parts, still: Bools) -> tuple[Floats, 
         )
     even[still], even[:, still] = 0.0, 0.0
     np.fill_diagonal(even, 1.0)
-    whole = positive(even, 1e-3)
+    whole = lifted(even, _FLAT * hidden)
     given, wanted = np.concatenate([others, before]), np.concatenate([at.between[1:], now])
     weights = np.linalg.solve(whole[np.ix_(given, given)], whole[np.ix_(given, wanted)]).T
     left = whole[np.ix_(wanted, wanted)] - weights @ whole[np.ix_(given, wanted)]
     values, vectors = np.linalg.eigh((left + left.T) / 2)
-    return weights, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T
+    return weights, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T, whole[at.between[0], now]
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +137,7 @@ class Courses(RowsByClass):
             **{name: histograms_of(layout, self.bins) for name, layout in layouts},
             **{f"begun_{name}": numbers for name, numbers in normals_of(line.begun).items()},
             "missing": Numbers((len(line.measured),), 0.0),
+            "trend": Numbers((classes, len(at.now)), -1.0, 1.0),
             "location": Numbers((classes, width)),
             "scale": Numbers((classes, width), 0.0),
             "step_cuts": Numbers((classes, width)),
@@ -154,12 +166,15 @@ class Courses(RowsByClass):
         location, scale = found["location"][label], found["scale"][label]
         given = np.concatenate([at.own, at.between[:1], at.before])
         wanted = np.concatenate([at.between[1:], at.now])
-        places = self._step_scores
+        places, between = self._step_scores, at.between[0]
+        units = (places - location[between]) / scale[between] if scale[between] > 0 else np.zeros(line.steps)
         for step in range(1, line.steps):
             here = np.flatnonzero((first < step) & (step <= last))
             heights = np.concatenate([own[here], np.full((len(here), 1), places[step]), cells[here, step - 1]], axis=1)
             varies = scale[given] > 0
             heights = np.where(varies, heights - location[given], 0.0) / np.where(varies, scale[given], 1.0)
+            # The visit before was a step earlier on the trend.
+            heights[:, -len(at.before) :] += found["trend"][label] * (units[step] - units[step - 1])
             now = heights @ found["weights"][label].T
             now += rng.standard_normal(now.shape) @ found["innovation"][label]
             gap, now = np.split(location[wanted] + scale[wanted] * now, [len(at.between) - 1], axis=1)
@@ -250,6 +265,8 @@ class Courses(RowsByClass):
         since *= (first[:, None] < steps) & (steps <= last[:, None])
         ends = Bins.of(line.ends, self.bins)
         drawn_ends = ends.quantiles(rng.random((len(gaps), 2)), found["ends"])
+        # The visit that times count from is at 0, which the lowest bin stands for.
+        drawn_ends = np.where(drawn_ends < ends.low + ends.width, ends.low, drawn_ends)
         middle = found["ends"] @ np.arange(found["ends"].shape[1])
         if middle[1] >= middle[0]:
             times = _share(line.ends, drawn_ends, 0)[:, None] + np.cumsum(since, axis=1)

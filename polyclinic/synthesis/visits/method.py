@@ -28,9 +28,11 @@ from polyclinic.synthesis.visits.timelines import Timeline, Visits, rows_of
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
 # Of a patient's squared length in round 2, what the first visit has.
-_BEGUN = 0.4
+_BEGUN = 0.3
 # A frequency of missing cells counts where it stands so many standard deviations of its noise above nothing.
 _ABOVE_NOISE = 3.0
+# So many neighbours may stand out of the noise together: of whole numbers, which have a bin each, and of other bins.
+_TOGETHER = (16, 4)
 # At least this share of each class is taken to have two visits.
 _SELDOM = 0.02
 
@@ -50,8 +52,8 @@ class VisitByVisit:
     """
 
     layout: Layout
-    radius: float = 1.2
-    bins: int = 64
+    radius: float = 1.0
+    bins: int = 32
     time: str = ""
     name: ClassVar[str] = "visits"
     rounds: ClassVar[int] = 2
@@ -92,7 +94,8 @@ class VisitByVisit:
         parts = np.split(mean * root, np.cumsum(self._sizes)[:-1])
         for (name, bins), part in zip(self._histograms.items(), parts, strict=False):
             means = part.reshape(bins.used.shape)
-            changed[name] = distributions(means, bins.standing_out(means, noise * root))
+            blocks = np.where(bins.whole, *_TOGETHER)
+            changed[name] = distributions(means, bins.standing_out(means, noise * root, blocks))
         missing = np.where(parts[-2] > _ABOVE_NOISE * noise * root, parts[-2], 0.0)
         classes = np.asarray(state["classes"], dtype=np.float64)
         again = np.clip(parts[-1], _SELDOM * classes, classes)
@@ -115,11 +118,17 @@ class VisitByVisit:
         numbers = {
             "classes": classes, **{name: state[name] for name in self._histograms}, "missing": state["missing"],
             **{f"begun_{name}": begun[name] for name in names},
-            **transitions(self._timeline, step, self._step_histograms(state), self.bins),
+            **transitions(
+                self._timeline, step, self._step_histograms(state), self.bins,
+                self._step.hidden(noise / weight, state["again"] / again),
+            ),
         }  # fmt: skip
         trajectories = [column.name for column, _ in self.layout.columns if column.kind == "trajectory"]
         time = trajectories.index(self._timeline.time) if self._timeline.time else -1
-        return Courses(self.layout, numbers, self.bins, time)
+        # Laid out as in a file: products round by that.
+        return Courses(
+            self.layout, {name: np.array(value, order="C") for name, value in numbers.items()}, self.bins, time
+        )
 
     @cached_property
     def _timeline(self) -> Timeline:

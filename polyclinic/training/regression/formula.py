@@ -45,8 +45,10 @@ _LARGEST = 1e300  # of a number in a formula
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A column of the schema. read: Of rows (n, D) of a layout its numbers, or those of its ``levels``; NaN where missing."""
+    """A column of the records, ``name``, which is one step of a trajectory. read: Of rows (n, D) of a layout its numbers, or
+    those of its ``levels``; NaN where missing."""
 
+    name: str
     column: Column
     read: Numbers
     levels: tuple[str, ...] = ()
@@ -251,16 +253,16 @@ def _sources(layout: Layout) -> Iterator[tuple[str, Source]]:
         for step, name in enumerate(column.record_names):
             whole = column.kind != "continuous" and (column.kind != "trajectory" or column.whole)
             if column.kind == "categorical":
-                yield name, Source(column, code(at, column.drop_first), column.categories)
+                yield name, Source(name, column, code(at, column.drop_first), column.categories)
             elif column.kind != "code_set":
-                yield name, Source(column, number(at.start + step, low, high, whole), column.categories)
+                yield name, Source(name, column, number(at.start + step, low, high, whole), column.categories)
     label = layout.schema.label
     if layout.label_scale:
         centre, scale = layout.label_scale
         rounded: Numbers = np.rint if label.kind == "integer" else np.asarray
-        yield label.name, Source(label, lambda z: rounded(centre + scale * z[:, -1]))
+        yield label.name, Source(label.name, label, lambda z: rounded(centre + scale * z[:, -1]))
     else:
-        yield label.name, Source(label, code(layout.label, False), label.categories)
+        yield label.name, Source(label.name, label, code(layout.label, False), label.categories)
 
 
 def _factor(text: str, sources: Mapping[str, Source]) -> Factor:

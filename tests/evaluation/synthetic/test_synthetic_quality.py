@@ -93,6 +93,17 @@ def test_courses_are_quartiles_by_arm(trial: list[Sample], found: dict[str, Any]
     assert [row[7] for row in told] == pytest.approx(list(np.quantile(values, (0.25, 0.5, 0.75))))
 
 
+def test_visits_are_judged_where_there_are_trajectories(found: dict[str, Any]) -> None:
+    synthetic, training = (found["visits"]["tables"][name] for name in ("synthetic", "training"))
+    assert training["mean"] < 0.2 and training["autocorrelation"] < 0.1 and training["interval"] is None
+    # Columns that are shuffled one by one teach nothing of the next visit.
+    assert training["next_visit"] > 0.3 > synthetic["next_visit"]
+    assert synthetic["autocorrelation"] > 3 * training["autocorrelation"]
+    rows = {row["name"]: row for row in quality_rows(found)}
+    assert rows["The next visit, predicted by what they teach (R²)"]["training"][0] == f"{training['next_visit']:.3f}"
+    assert not [name for name in rows if name.startswith("Times between visits")]
+
+
 def test_rules_are_counted_in_each_table(found: dict[str, Any]) -> None:
     (rule,) = found["rules"]
     assert rule["rule"] == "dbp < sbp" and rule["held_out"]["broken"] == rule["training"]["broken"] == 0
@@ -118,7 +129,7 @@ def test_classifiers_find_a_shuffled_table_out_and_learn_little_from_it() -> Non
         "transfer",
     }
     rows = quality_rows(found)
-    assert len(rows) == 20 and quality(found) is not None
+    assert len(rows) == 26 and quality(found) is not None
     taught_first = taught["synthetic"]["logistic regression"]["scores"]["auroc"]["value"]
     assert rows[0]["name"] == "What they teach logistic regression, on held-out patients (AUROC)"
     assert rows[0]["synthetic"][0] == f"{taught_first:.3f}"

@@ -127,7 +127,7 @@ def test_numbers_of_visits_and_the_time_between_them_are_those_of_each_class(tim
     last = STEPS - 1 if time == BEFORE_LATEST else 0
     assert not np.isnan(tables[1][0]["glucose"][:, last]).any()
     if time:
-        assert np.nanmax(tables[1][0][time][:, last]) <= 2.0
+        assert np.nanmax(np.abs(tables[1][0][time][:, last])) == 0.0
         np.testing.assert_array_equal(np.isnan(tables[1][0][time]), np.isnan(tables[1][0]["glucose"]))
 
 

@@ -1,0 +1,34 @@
+"""``polyclinic combine``: a regression table of several synthetic sets, with intervals by their certificate's rule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from polyclinic.cli.terminal import Json, answer, loading, styled, table
+
+
+def combine(
+    run: Annotated[Path, typer.Argument(help="Folder of the run that the sets were drawn from.")],
+    certificate: Annotated[
+        Path, typer.Argument(help="The sets' certificate, as `polyclinic synthesize --sets` wrote it.")
+    ],
+    formula: Annotated[str, typer.Option(help="An outcome, ~ and terms: 'died ~ age + sex + C(region) + age:sex'.")],
+    family: Annotated[str, typer.Option(help="linear, logistic, poisson or negative-binomial.")] = "linear",
+    patients: Annotated[
+        int | None, typer.Option(min=1, help="Of how many patients the run was, where the certificate does not say.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Fit a regression to each of several synthetic sets and combine them into one table, which costs no privacy."""
+    with loading():
+        from polyclinic.runs.combined import as_json as printed
+        from polyclinic.runs.combined import combined_regression
+    found = combined_regression(run, certificate, formula, family, patients)
+    shown, combined = found.table, found.inference.combined
+    answer(
+        as_json, printed(found), shown.title, table(shown.columns, shown.shown()), shown.note,
+        f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *styled("yellow", *found.notes),
+    )  # fmt: skip

@@ -1,0 +1,137 @@
+"""A regression table of several synthetic sets: fitted to each, and combined by the rule that their certificate names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from scipy import stats
+
+from polyclinic.config import RunConfig
+from polyclinic.ehr.encoding import encode
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import DataError
+from polyclinic.programs import program_of
+from polyclinic.programs.analyses import Table
+from polyclinic.runs.folder import Run
+from polyclinic.synthesis.inference import Inference, analyse_sets
+from polyclinic.training.regression.exact import ExactRegression, Fit
+from polyclinic.types import Floats
+
+# The negative binomial's dispersion takes more steps than coefficients do.
+_ROUNDS = {"negative-binomial": 25}
+
+
+@dataclass(frozen=True, eq=False)
+class CombinedRegression:
+    """What the sets say of each of ``names``, a term of ``formula``, which is in ``inference`` under the same number."""
+
+    formula: str
+    family: str
+    names: tuple[str, ...]
+    inference: Inference
+
+    @property
+    def terms(self) -> dict[str, dict[str, Any]]:
+        """By term, its estimate with an interval of 95 %."""
+        found = self.inference.combined
+        low, high = found.interval()
+        p = 2 * stats.t.sf(np.abs(found.estimate / found.standard_error), found.degrees_of_freedom)
+        columns = {
+            "estimate": found.estimate, "standard_error": found.standard_error, "low": low, "high": high, "p": p,
+            "adjusted": found.adjusted,
+        }  # fmt: skip
+        return {name: {key: values[at].item() for key, values in columns.items()} for at, name in enumerate(self.names)}
+
+    @property
+    def table(self) -> Table:
+        """The terms as a table of coefficients."""
+        headings = "Term", "Estimate", "Std. error", "Low", "High", "p"
+        rows = tuple((name, *list(row.values())[:5]) for name, row in self.terms.items())
+        return Table(
+            "combined", f"{self.family.title()} regression: {self.formula}", headings, rows,
+            {"p": "p"} | dict.fromkeys(headings[1:5], "#.4g"), "Low and High are the ends of intervals of 95 %.",
+        )  # fmt: skip
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know beside the table, as sentences."""
+        # Of one model for all sets a certificate does not say what was measured.
+        pairs = self.inference.apart if self.inference.combined.rule == "full" else ()
+        apart = ", ".join(f"{one} and {other}" for one, other in pairs)
+        unsteady = ", ".join(name for name, row in self.terms.items() if row["adjusted"])
+        return [
+            *([f"Not measured together, so that the model made up how they depend on each other: {apart}."] if apart else []),
+            *([f"The sets differ too little for the rule's variance of {unsteady}, which has a safe one: draw more sets or rows."]
+              if unsteady else []),
+        ]  # fmt: skip
+
+
+def combined_regression(
+    run: str | Path, certificate: str | Path, formula: str, family: str = "linear", patients: float | None = None
+) -> CombinedRegression:
+    """The regression of ``formula`` fitted to each set of a certificate and combined by its rule.
+
+    run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
+    Only synthetic rows are read, so it is free.
+    Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
+    leaves a term without an estimate.
+    """
+    whole = Run.open(run).schema()
+    config = RunConfig.build({
+        "task": "regression", "task-options": {"formula": formula, "family": family}, "privacy.dp": False,
+        "rounds": _ROUNDS.get(family, 15),
+    })  # fmt: skip
+    program = program_of(config)
+    asked = program.method(whole)  # type: ignore[attr-defined]
+    factors = [asked.design.outcome, *asked.design.factors]
+    columns = list(dict.fromkeys(factor.source.name for factor in factors))
+    schema = _of_columns(whole, {factor.source.column.name for factor in factors})
+    method: ExactRegression = program.method(schema)  # type: ignore[attr-defined]
+
+    def fitted(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+        fit = _fit(method, schema, rows)
+        if missing := [name for name, one in zip(fit.names, fit.estimates, strict=True) if not np.isfinite(one)]:
+            raise DataError(f"A set has no row with {missing[0]!r}; leave the term out, or draw more rows.")
+        return fit.estimates, np.diag(fit.covariance)
+
+    return CombinedRegression(formula, family, method.names, analyse_sets(certificate, columns, fitted, patients))
+
+
+def _of_columns(schema: Schema, names: set[str]) -> Schema:
+    """The schema with columns ``names`` and the label alone."""
+    kept = tuple(column for column in schema.columns if column.name in names or column.role == "label")
+    return schema.model_copy(update={"columns": kept, "rules": ()})
+
+
+def _fit(method: ExactRegression, schema: Schema, rows: pd.DataFrame) -> Fit:
+    """The regression of the rows of one table, each a patient of its own."""
+    # What the formula does not ask for is not looked at: the label, and other steps of a trajectory.
+    others: dict[str, Any] = {label.name: label.categories[0] if label.categories else 0 for label in schema.labels}
+    for column in schema.columns:
+        if column.kind == "trajectory":
+            others |= dict.fromkeys(
+                column.record_names, rows[next(name for name in column.record_names if name in rows)]
+            )
+    encoded = encode(rows.assign(**{name: value for name, value in others.items() if name not in rows}), schema)
+    assert encoded.y is not None
+    z, state = method.layout.rows(encoded.x, encoded.y), {"patients": np.array([float(len(rows))])}
+    for round in range(1, method.rounds + 1):
+        question = method.question(round, state)
+        sums = method.contributions(round, question, z, np.arange(len(z)), len(z)).sum(axis=0)
+        state = method.absorb(round, state, sums / len(z), 0.0)
+    return method.fit(state)
+
+
+def as_json(found: CombinedRegression) -> Mapping[str, Any]:
+    """What ``polyclinic combine`` prints."""
+    combined = found.inference.combined
+    return {
+        "formula": found.formula, "family": found.family, "rule": combined.rule, "sets": combined.sets,
+        "trusted": found.inference.trusted, "apart": [list(pair) for pair in found.inference.apart],
+        "terms": found.terms, "notes": found.notes,
+    }  # fmt: skip

@@ -49,14 +49,14 @@ class Parts:
         missing = np.flatnonzero([column.nullable for column, _ in line.measured])
         between = line.between.features
 
-        def places(values: int, indicators: int, count: tuple[int, int]) -> Ints:
-            return np.concatenate([values + np.arange(count[0]), indicators + np.arange(count[1])])
+        def places(values: int, indicators: int, count: tuple[int, int], apart: int = 1) -> Ints:
+            return np.concatenate([values + apart * np.arange(count[0]), indicators + apart * np.arange(count[1])])
 
         cells, begun, step = (measured, len(missing)), line.begun.missing.start, line.step.missing.start
         return cls(
             places(0, begun, (own, own_missing)), places(own, begun + own_missing, cells), places(0, step, (own, own_missing)),
-            own + np.arange(between), places(own + between, step + own_missing, cells),
-            places(own + between + measured, step + own_missing + len(missing), cells), missing,
+            own + np.arange(between), places(own + between, step + own_missing, cells, 2),
+            places(own + between + 1, step + own_missing + 1, cells, 2), missing,
         )  # fmt: skip
 
 

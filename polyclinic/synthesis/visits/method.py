@@ -211,7 +211,7 @@ class VisitByVisit:
         return _one_below_another([given["own"], given["visit"]], self._begun_bins.most)
 
     def _step_histograms(self, given: Arrays) -> Floats:
-        parts = [given["own"], given["between"], given["visit"], given["visit"]]
+        parts = [given["own"], given["between"], np.repeat(given["visit"], 2, axis=0)]
         return _one_below_another(parts, self._step_bins.most)
 
     @cached_property

@@ -17,7 +17,7 @@ from polyclinic.errors import ConfigError, nearest, several
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats, Ints
 
-_OWN, _BEFORE, _NOW = "own", "before", "now"
+_OWN, _VISIT, _PAIR = "own", "visit", "pair"
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,7 +47,7 @@ class Timeline:
     - ``visit``: the measurements of one visit;
     - ``between``: the step of a visit, and the time since the visit before it;
     - ``begun``: own columns and the first visit;
-    - ``step``: own columns, between, the visit before and the visit now.
+    - ``step``: own columns, between, and of each measurement the visit before and the visit now.
 
     Raises ConfigError for a schema without trajectories of the same number of steps, of two or more, or without the time.
     """
@@ -115,7 +115,7 @@ class Timeline:
 
     @cached_property
     def visit(self) -> Layout:
-        return self._layout(self._visit_columns(_NOW))
+        return self._layout(self._visit_columns)
 
     @cached_property
     def between(self) -> Layout:
@@ -123,13 +123,13 @@ class Timeline:
 
     @cached_property
     def begun(self) -> Layout:
-        return self._layout([*self._own_columns, *self._visit_columns(_NOW)])
+        return self._layout([*self._own_columns, *self._visit_columns])
 
     @cached_property
     def step(self) -> Layout:
-        return self._layout(
-            [*self._own_columns, *self._between_columns, *self._visit_columns(_BEFORE), *self._visit_columns(_NOW)]
-        )
+        # A trajectory of two steps, so that noise hurts the difference of two visits less than their sum (``Basis``).
+        pairs = [_renamed(column.model_copy(update={"steps": 2}), _PAIR) for column, _ in self.measured]
+        return self._layout([*self._own_columns, *self._between_columns, *pairs])
 
     @cached_property
     def _own_columns(self) -> list[Column]:
@@ -144,10 +144,11 @@ class Timeline:
         step = Column(name="between step", kind="integer", bounds=(0.0, self.steps - 1))
         return [step, _share("between gap")] if self.time else [step]
 
-    def _visit_columns(self, when: str) -> list[Column]:
+    @cached_property
+    def _visit_columns(self) -> list[Column]:
         plain = {"steps": 0, "whole": False}
         return [
-            _renamed(column.model_copy(update={**plain, "kind": "integer" if column.whole else "continuous"}), when)
+            _renamed(column.model_copy(update={**plain, "kind": "integer" if column.whole else "continuous"}), _VISIT)
             for column, _ in self.measured
         ]
 
@@ -205,8 +206,8 @@ class Timeline:
         own = self.own_x(visits)
         for step in range(1, self.steps):
             here, at = self.goes_on(visits, step), np.full(len(own), step)
-            parts = own, self.between_x(visits, at), self.visit_x(visits, at - 1), self.visit_x(visits, at)
-            yield here, np.concatenate(parts, axis=1)[here]
+            pairs = np.stack([self.visit_x(visits, at - 1), self.visit_x(visits, at)], axis=2).reshape(len(own), -1)
+            yield here, np.concatenate([own, self.between_x(visits, at), pairs], axis=1)[here]
 
     @staticmethod
     def goes_on(visits: Visits, step: int) -> Bools:

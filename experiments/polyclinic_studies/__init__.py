@@ -46,7 +46,7 @@ HOSPITALS = Experiment(
 )  # fmt: skip
 SYNTHESIZERS = Experiment(
     "Which synthesizer for which records: every method on every data set, by epsilon",
-    "polyclinic_studies.generators.synthesizers:run", takes=("seeds", "methods"),
+    "polyclinic_studies.generators.synthesizers:run", takes=("seeds", "methods"), hours=1,
 )  # fmt: skip
 VISITS = Experiment(
     "Visits over time: courses, intervals and the next visit, on made-up and real followed patients",

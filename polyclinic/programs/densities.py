@@ -44,6 +44,18 @@ class Densities(Synthetic):
             )
         return recipe
 
+    def chosen(self, schema: Schema) -> str:
+        """Which dependences layers of few units lose."""
+        recipe = self.recipe(self.layout(schema))
+        features = recipe.coordinates.features
+        if not recipe.lost:
+            return ""
+        return (
+            f"The flow's layers have {recipe.hidden} units for {features} numbers of a row: within a transform "
+            f"{recipe.lost:,} of {features * (features - 1) // 2:,} pairs of numbers cannot depend on each other; the option "
+            f"hidden={features} lets all."
+        )
+
     def width(self, schema: Schema) -> int:
         return self.recipe(self.layout(schema)).width
 

@@ -196,7 +196,7 @@ class Program(ABC):
         return self.objective(schema).regression if linear else self.config.model
 
     def chosen(self, schema: Schema) -> str:
-        """Why the run has the model that a run takes which names none, in a sentence; empty where that needs no word."""
+        """Why the run has the model of a run that names none, or what its model cannot hold, in a sentence; else empty."""
         return ""
 
     def width(self, schema: Schema) -> int:

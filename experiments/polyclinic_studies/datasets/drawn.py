@@ -16,7 +16,7 @@ _SETS: dict[str, tuple[Dataset, int]] = {
 }  # fmt: skip
 
 
-def drawn(dataset: Dataset, patients: int, seed: int) -> Dataset:
+def sample_patients(dataset: Dataset, patients: int, seed: int) -> Dataset:
     """So many of the patients, with all records of each; of a simulated data set as many that are simulated."""
 
     def load() -> pd.DataFrame:
@@ -38,4 +38,4 @@ def __getattr__(name: str) -> Dataset:
     which, _, seed = name.partition("_")
     if which not in _SETS or not seed.isdigit():
         raise AttributeError(f"There is no {name!r} here; take {', '.join(_SETS)} with _ and a seed.")
-    return drawn(*_SETS[which], int(seed))
+    return sample_patients(*_SETS[which], int(seed))

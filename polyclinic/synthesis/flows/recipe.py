@@ -50,6 +50,16 @@ class Recipe:
         """The numbers of a row as the flow sees it, its label included."""
         return self.coordinates.width
 
+    @property
+    def lost(self) -> int:
+        """How many pairs of features no single transform lets depend on each other.
+
+        Its masks give each unit of a layer one of the features up to which it sees, and fewer units than features leave some
+        without (Papamakarios et al. 2017, section 3).
+        """
+        fewer = max(self.coordinates.features - self.hidden, 0) if self.layers else 0
+        return fewer * (fewer + 1) // 2
+
     def module(self) -> ConditionalFlow:
         """A new flow, (n, width) to (n, 1) minus log-densities."""
         features = self.coordinates.features

@@ -10,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream
+from polyclinic.programs import program_of
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.flows.synthesizer import FlowRows
@@ -294,3 +296,22 @@ def test_a_flow_that_diverged_draws_nothing() -> None:
 def test_bad_options_of_a_flow_are_refused(name: str, options: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         make(LAYOUT, name, **options)
+
+
+@pytest.mark.parametrize("hidden", [4, 8, 11, 12, 16])
+def test_pairs_that_a_layer_of_few_units_loses_are_counted(hidden: int) -> None:
+    """The second derivatives of a transform's log-density that are 0 whatever its numbers."""
+    layout = Layout.of(numbers_only(12, 2))
+    recipe = make(layout, "maf", transforms="1", hidden=str(hidden))
+    module, row = recipe.module().double(), torch.linspace(-1.0, 1.0, 12, dtype=torch.float64)
+    for parameter in module.parameters():
+        torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(parameter.numel()))
+    label = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    second = torch.autograd.functional.hessian(lambda x: module(torch.cat([x, label])[None]).sum(), row)
+    nothing = int((torch.triu(second, 1) == 0).sum() - 12 * 13 // 2)
+    assert nothing == recipe.lost == max(12 - hidden, 0) * (max(12 - hidden, 0) + 1) // 2
+    said = program_of(RunConfig.build({
+        "task": "synthesis", "model": "maf", "synthesis.options": f"hidden={hidden}",
+    })).chosen(layout.schema)  # fmt: skip
+    assert (f"{recipe.lost} of 66 pairs" in said and "hidden=12" in said) if recipe.lost else not said
+    assert make(layout, "maf", layers="0", hidden="1").lost == 0

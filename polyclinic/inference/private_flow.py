@@ -1,40 +1,39 @@
-"""Private variational inference by a flow over the parameters: Algorithm 2 of Su, Wang, Schiavazzi and Liu 2023.
+"""Private variational inference by a flow over the parameters: Algorithm 2 of Su, Wang, Schiavazzi and Liu 2023, with aligned
+gradients (Jälkö, Prediger, Honkela and Kaski 2022, "Towards efficient DP variational inference").
 
-Of the free energy only the records' part touches records: its gradient is taken record by record, clipped and noised; the
-entropy and the prior are added afterwards, which costs nothing. The flow sees draws alone, never records.
+Of the free energy only the expected log density touches records, and it does so through the draws of the flow alone. So hospitals
+are asked for the scores of records at a few draws, which is a sum of few numbers, clipped and noised; from these the server
+computes the gradient by the flow's own parameters, adds entropy and prior, and makes a step of Adam, all of which costs nothing.
+The published algorithm clips and noises the gradient by the flow's parameters: more numbers, which the noise moves apart.
 
-``FlowSums`` is the same as sums over hospitals: a step of the flow is one sum of gradients. Unlike in ``private_flow`` every
-record is in every step, so that a step is one Gaussian event. A round tells hospitals the flow and the noise that it is fed, both
-public; what of them a record's gradient depends on each hospital computes itself.
+Every record is in every step, so that a step is one Gaussian event. What a round tells hospitals, the draws, is public.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import torch
 import zuko
 from torch import Tensor, nn
-from torch.func import functional_call, jacrev, vmap
+from torch.func import vmap
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.inference.likelihood import Gaussian, Likelihood
-from polyclinic.privacy.clipping import clipped_sum
+from polyclinic.inference.likelihood import Likelihood
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Arrays, Floats
 
-# Adam's (Kingma and Ba 2015): decay of the mean, decay of the mean square, what keeps the root from zero.
-_MEAN, _SQUARE, _LEAST = 0.9, 0.999, 1e-8
+# Adam's (Kingma and Ba 2015): decay of the mean, and what keeps the root from zero.
+_MEAN, _LEAST = 0.9, 1e-8
 #: What a reader must know of an interval.
-NOT_COUNTED = "the noise of the steps, the clipping of gradients, and how far the flow still is from the posterior"
+NOT_COUNTED = "the noise of the steps, the clipping of scores, and how far the flow still is from the posterior"
 _TAIL = 0.025
-# Of logistic models of four parameters under the usual prior few gradients are longer; shorter ones pull the mean away.
-_CLIP = 10.0
+# Of logistic models of four parameters few scores near the posterior are longer; shortened ones pull the mean away.
+_CLIP = 3.0
 
 
 @dataclass(frozen=True)
@@ -50,18 +49,20 @@ class Everywhere:
 
 @dataclass(frozen=True)
 class FlowSettings:
-    """Of the fit. steps, sample_rate and the noise multiplier are what is accounted: ``dpsgd_event``.
+    """Of the fit. steps and the noise multiplier are what is accounted.
 
-    clip: L2 norm of a record's gradient.  draws: of parameters a step.  rate: of Adam, falling to zero as a cosine.
+    clip: L2 norm of a record's score, root mean square over the draws.  draws: of parameters a step.  rate: of Adam, falling to
+    zero as a cosine.  square: decay of Adam's mean square; the first draws, far from the posterior, have scores
+    hundreds of times as long as the later ones, which at the usual .999 slow a thousand steps down.
     averaged: share of the last steps whose flows' parameters are averaged; 0 takes the last flow (the paper's way).
     Raises ConfigError naming the value that is out of range.
     """
 
     steps: int = 500
-    sample_rate: float = 1 / 12
-    clip: float = 1.0
+    clip: float = _CLIP
     draws: int = 16
     rate: float = 0.2
+    square: float = 0.9
     averaged: float = 0.3
     transforms: int = 1
     hidden: tuple[int, ...] = (10,)
@@ -74,10 +75,9 @@ class FlowSettings:
         for name in ("clip", "rate"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive, got {getattr(self, name)}.")
-        if not 0 < self.sample_rate <= 1:
-            raise ConfigError(f"sample_rate must lie in (0, 1], got {self.sample_rate}.")
-        if not 0 <= self.averaged < 1:
-            raise ConfigError(f"averaged must lie in [0, 1), got {self.averaged}.")
+        for name in ("averaged", "square"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ConfigError(f"{name} must lie in [0, 1), got {getattr(self, name)}.")
 
 
 class Transport(nn.Module):
@@ -94,31 +94,6 @@ class Transport(nn.Module):
         free, stretch = self.flow().transform.call_and_ladj(noise)
         found, slope = self.support.constrain(free)
         return found, stretch + slope
-
-
-def pushed(drawn: nn.Module, noise: Tensor) -> tuple[Tensor, Tensor]:
-    """(m, k) parameters of ``noise`` (m, k), and how they change with the flow's own: (m, k, P)."""
-    weights = {name: value.detach() for name, value in drawn.named_parameters()}
-
-    def one(given: dict[str, Tensor], z: Tensor) -> Tensor:
-        found: Tensor = functional_call(drawn, given, (z[None],))[0][0]
-        return found
-
-    slopes = vmap(jacrev(one), (None, 0))(weights, noise)
-    with torch.no_grad():
-        parameters, _ = drawn(noise)
-    return parameters, torch.cat([slopes[name].flatten(2) for name in weights], 2)
-
-
-def gradients_at(likelihood: Likelihood, parameters: Tensor, jacobian: Tensor, records: Tensor) -> Tensor:
-    """(n, P) of records (n, d): gradient of each one's mean log density over what ``pushed`` gives."""
-    scores = vmap(likelihood.score, (0, None), out_dims=1)(parameters, records)  # (n, m, k)
-    return scores.flatten(1) @ jacobian.flatten(0, 1) / len(parameters)
-
-
-def record_gradients(likelihood: Likelihood, drawn: nn.Module, noise: Tensor, records: Tensor) -> Tensor:
-    """(n, P) of each record: gradient of its expected log density under the flow, over ``noise`` (m, k), by the P parameters."""
-    return gradients_at(likelihood, *pushed(drawn, noise), records)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,18 +122,28 @@ class Descent:
         vector_to_parameters(torch.tensor(weights), drawn.parameters())
         return drawn
 
-    def step(self, state: Arrays, noise: Tensor, records: Floats) -> Arrays:
-        """The next state. noise: (m, k) of the draws; records: (P,) gradient of all records' expected log density there."""
-        drawn = self.transport(state["weights"])
-        parameters, stretch = drawn(noise)
+    def draws(self, state: Arrays, noise: Tensor) -> Floats:
+        """(m, k) parameters that the flow makes of ``noise`` (m, k)."""
+        with torch.no_grad():
+            return np.asarray(self.transport(state["weights"])(noise)[0].numpy())
+
+    def gradient(self, state: Arrays, noise: Tensor, scores: Floats) -> Floats:
+        """(P,) gradient of the free energy. noise: (m, k) of the draws; scores: (m, k) sums of all records' scores there."""
+        transport = self.transport(state["weights"])
+        parameters, stretch = transport(noise)
         prior = -((parameters - self.support.centre) / self.support.scale).square().sum(1) / 2
-        own = torch.autograd.grad(-(prior + stretch).mean(), list(drawn.parameters()))
-        gradient = parameters_to_vector(own).numpy() - records
+        # Linear in the draws, with the slopes that the records' expected log density has there.
+        records = (parameters * torch.tensor(scores)).sum(1)
+        slopes = torch.autograd.grad(-(prior + stretch + records).mean(), list(transport.parameters()))
+        return np.asarray(parameters_to_vector(slopes).numpy())
+
+    def step(self, state: Arrays, gradient: Floats) -> Arrays:
+        """The next state, by the (P,) gradient of the free energy."""
         number, of = int(state["steps"][0]) + 1, self.settings
         first = _MEAN * state["first"] + (1 - _MEAN) * gradient
-        second = _SQUARE * state["second"] + (1 - _SQUARE) * gradient**2
+        second = of.square * state["second"] + (1 - of.square) * gradient**2
         rate = of.rate * (1 + math.cos(math.pi * (number - 1) / of.steps)) / 2
-        root = np.sqrt(second) / math.sqrt(1 - _SQUARE**number) + _LEAST
+        root = np.sqrt(second) / math.sqrt(1 - of.square**number) + _LEAST
         weights = state["weights"] - rate / (1 - _MEAN**number) * first / root
         averaged = number - (of.steps - int(of.averaged * of.steps))
         average = weights if averaged <= 1 else state["average"] + (weights - state["average"]) / averaged
@@ -175,35 +160,6 @@ class Descent:
         if not bool(torch.isfinite(found).all()):
             raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
         return np.asarray(found.numpy())
-
-
-def private_flow(
-    likelihood: Likelihood, tables: list[Tensor], support: Everywhere, noise_multiplier: float, rng: np.random.Generator,
-    settings: FlowSettings | None = None, seed: int = 0,
-) -> Gaussian:  # fmt: skip
-    """Mean and covariance of a flow's posterior over hospitals' tables (n_h, d), one record a patient, under the prior
-    N(centre, scale^2) of ``support``.
-
-    Each step takes every record with probability ``sample_rate``; the noise is one Gaussian in the sum over hospitals.
-    Neighbouring relation: add or remove one patient. It spends ``dpsgd_event(sample_rate, noise_multiplier, steps)``.
-    Raises DataError where the flow's parameters become infinite.
-    """
-    settings = settings or FlowSettings()
-    descent = Descent(len(likelihood.names), support, settings, seed)
-    state = descent.begin()
-    for _ in range(settings.steps):
-        noise = torch.from_numpy(rng.standard_normal((settings.draws, descent.k)))
-        batches = [table[torch.from_numpy(rng.uniform(size=len(table)) < settings.sample_rate)] for table in tables]
-        drawn = descent.transport(state["weights"])
-        sums = [
-            clipped_sum(record_gradients(likelihood, drawn, noise, batch), settings.clip).total.numpy()
-            for batch in batches
-            if len(batch)
-        ]
-        private = rng.standard_normal(len(state["weights"])) * (noise_multiplier * settings.clip)
-        state = descent.step(state, noise, sum(sums, private) / settings.sample_rate)
-    found = descent.samples(state, rng)
-    return Gaussian(found.mean(0), np.cov(found.T))
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,8 +186,7 @@ class FlowSums:
     """The method: what a round asks, what a record answers, what the server makes of it.
 
     start, scale: (k,) mean and standard deviation of the parameters' normal prior, which is public.
-    settings: of the fit; ``steps`` are the rounds, and ``sample_rate`` takes no part.  seed: of the first weights and of the
-    draws, which are public.
+    settings: of the fit; ``steps`` are the rounds.  seed: of the first weights and of the draws, which are public.
     """
 
     likelihood: Likelihood
@@ -247,13 +202,13 @@ class FlowSums:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector: the flow's P parameters."""
-        return len(self._descent.begin()["weights"])
+        """Numbers of a vector: a score of k numbers at each draw."""
+        return self.settings.draws * len(self.start)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Of a question's arrays."""
-        return {"flow": (self.width,), "draws": (self.settings.draws, len(self.start))}
+        return {"draws": (self.settings.draws, len(self.start))}
 
     def begin(self, patients: float) -> Arrays:
         """The state before round 1 of a table of so many records, by a public count."""
@@ -263,26 +218,26 @@ class FlowSums:
         """Nothing is refused: with any noise there are steps, however blind."""
 
     def question(self, state: Arrays) -> Arrays:
-        """The flow, and the noise that makes draws of it."""
-        draws = generator(self.seed, "posterior flow", int(state["steps"][0]))
-        return {"flow": state["weights"], "draws": draws.standard_normal(self.shapes["draws"])}
+        """The draws of the flow."""
+        return {"draws": self._descent.draws(state, self._noise(state))}
 
     def contributions(self, question: Arrays, records: Floats) -> Floats:
-        """(n, width) gradients of records (n, d), by the clip, not clipped here.
+        """(n, width) scores of records (n, d) at the draws, each draw with equal weight, by the clip, not clipped here.
 
-        Raises ConfigError for a flow whose draws, or their slopes, are not finite.
+        Raises ConfigError for draws that are not finite.
         """
-        parameters, jacobian = _pushed(
-            self.settings, self.start.tobytes(), self.scale.tobytes(), question["flow"].tobytes(), question["draws"].tobytes()
-        )  # fmt: skip
-        given = torch.tensor(records, dtype=torch.float64)  # a copy, as torch aligns its own arrays alike
-        return gradients_at(self.likelihood, parameters, jacobian, given).numpy() / self.settings.clip
+        draws = torch.tensor(question["draws"], dtype=torch.float64)  # copies, as torch aligns its own arrays alike
+        if not bool(torch.isfinite(draws).all()):
+            raise ConfigError("The question has draws that are not finite.")
+        given = torch.tensor(records, dtype=torch.float64)
+        scores = vmap(self.likelihood.score, (0, None), out_dims=1)(draws, given)  # (n, m, k)
+        return scores.flatten(1).numpy() / (self._root * self.settings.clip)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """The next state. mean: (width,) noisy sum by the number of patients."""
-        draws = torch.from_numpy(self.question(state)["draws"])
-        total = mean * (self.settings.clip * float(state["patients"][0]))
-        return {**state, **self._descent.step(state, draws, total)}
+        total = mean * (self._root * self.settings.clip * float(state["patients"][0]))
+        gradient = self._descent.gradient(state, self._noise(state), total.reshape(self.settings.draws, -1))
+        return {**state, **self._descent.step(state, gradient)}
 
     def posterior(self, state: Arrays) -> Drawn:
         """What the last state says. Raises DataError where most rounds had no sum, or the flow diverged."""
@@ -292,27 +247,22 @@ class FlowSums:
 
     @property
     def _descent(self) -> Descent:
-        return _descent(self.settings, self.start, self.scale, self.seed)
+        support = Everywhere(torch.tensor(self.start), torch.tensor(self.scale))
+        return Descent(len(self.start), support, self.settings, self.seed)
 
+    @property
+    def _root(self) -> float:
+        return math.sqrt(self.settings.draws)
 
-def _descent(settings: FlowSettings, start: Floats, scale: Floats, seed: int = 0) -> Descent:
-    return Descent(len(start), Everywhere(torch.tensor(start), torch.tensor(scale)), settings, seed)
-
-
-@lru_cache(maxsize=4)
-def _pushed(settings: FlowSettings, start: bytes, scale: bytes, flow: bytes, draws: bytes) -> tuple[Tensor, Tensor]:
-    """``pushed`` of a question: a hospital needs it several times in a round, and it is the same for all records."""
-    centre, width, weights, noise = (np.frombuffer(part) for part in (start, scale, flow, draws))
-    drawn = _descent(settings, centre, width).transport(weights)
-    parameters, jacobian = pushed(drawn, torch.tensor(noise).reshape(-1, len(centre)))
-    if not bool(torch.isfinite(parameters).all() and torch.isfinite(jacobian).all()):
-        raise ConfigError("The question's flow gives draws that are not finite.")
-    return parameters, jacobian
+    def _noise(self, state: Arrays) -> Tensor:
+        """(m, k) what the flow is fed in the next step."""
+        source = generator(self.seed, "posterior flow", int(state["steps"][0]))
+        return torch.from_numpy(source.standard_normal(self.shapes["draws"]))
 
 
 def flow_settings(options: dict[str, Any], rounds: int) -> FlowSettings:
     """Of a run's options, all of them of ``OPTIONS``. Raises ConfigError naming one that is out of range."""
-    found: dict[str, Any] = {"steps": rounds, "sample_rate": 1.0, "clip": _CLIP}
+    found: dict[str, Any] = {"steps": rounds}
     for name, value in options.items():
         kind, low, high = OPTIONS[name]
         good = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)

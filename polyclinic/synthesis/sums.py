@@ -17,6 +17,8 @@ from polyclinic.types import Arrays, Floats, Ints
 
 #: The number of a state that is not 0 where noise hides what every column has to do with the label.
 HIDDEN = "label hidden"
+#: By how many deviations of a column noise moves its mean within the rarest class of the label, by what is public.
+MOVED = "class means moved"
 #: The numbers of a state that are the fewest and the most patients whom a sum so far was of, where a method counts them.
 ANSWERED = "answered"
 

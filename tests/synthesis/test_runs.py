@@ -22,7 +22,7 @@ from polyclinic.runs.simulation import simulated_patients
 from polyclinic.runs.synthesize import synthesize
 from polyclinic.server.calibration import calibrate
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import HIDDEN, fit_centrally
+from polyclinic.synthesis.sums import HIDDEN, MOVED, fit_centrally
 from polyclinic.synthesis.synthesizer import load
 from polyclinic.wire.messages import QUESTION, TrainRequest
 from tests.client.test_hospital import SCHEMA, context, make_hospital, message
@@ -103,6 +103,14 @@ def test_a_run_notes_an_outcome_that_noise_hides() -> None:
     program = program_of(RunConfig(task="synthesis", model="marginals", rounds=4))
     hidden, seen = (program.notes({"arrays": {HIDDEN: np.array(one)}}, scored=True) for one in (True, False))
     assert hidden[0].startswith("Noise hides what every column has to do with the label") and hidden[1:] == seen
+
+
+def test_a_run_of_latent_notes_that_patients_are_few_for_its_noise() -> None:
+    """The note follows from public numbers alone: 0.4 deviations for 500 patients, a hundredth of that for 50,000."""
+    program = program_of(RunConfig(task="synthesis", model="latent", rounds=8))
+    loud, seen = (program.notes({"arrays": {MOVED: np.array(one)}}, scored=True) for one in (0.4, 0.004))
+    assert "by some 0.4 of its deviations" in loud[0] and "more of the outcome than 'latent'" in loud[0]
+    assert loud[1:] == seen
 
 
 def test_rows_may_say_of_which_hospital_they_are(run: Run, tmp_path: Path) -> None:

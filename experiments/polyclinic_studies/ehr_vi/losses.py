@@ -17,11 +17,12 @@ from torch import Tensor
 from polyclinic.experiments import Say, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Gaussian
-from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
-from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
+from polyclinic.inference.private_flow import Everywhere
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic_studies.ehr_vi.dissimilarities import best_correlation
 from polyclinic_studies.ehr_vi.transport import held, sliced_loss
+from polyclinic_studies.flows import algorithm_2
 from polyclinic_studies.flows.paper_regression import PaperRegression, maximum_likelihood, measurements, records_of
 from polyclinic_studies.flows.variational import Loss, fit_flow
 from polyclinic_studies.parts import Parts
@@ -59,10 +60,10 @@ def _regression(chosen: dict[str, Any]) -> list[Row]:
     noise = calibrate_noise_multiplier(EPSILON, DELTA, lambda z: SelfComposedDpEvent(gaussian_event(z), ROUNDS))
     method = GaussNewton(model, np.zeros(5), np.ones(5), ROUNDS)
     released = fit(method, [table.numpy() for table in tables], noise, generator(0, "losses, sums")).posterior
-    steps = FlowSettings(steps=chosen["flow-steps"])
-    multiplier = calibrate_noise_multiplier(EPSILON, DELTA, lambda z: dpsgd_event(steps.sample_rate, z, steps.steps))
+    steps = algorithm_2.settings(chosen["flow-steps"])
+    multiplier = calibrate_noise_multiplier(EPSILON, DELTA, lambda z: algorithm_2.event(z, steps))
     everywhere = Everywhere(start, torch.ones(5, dtype=torch.float64))
-    wide = private_flow(model, tables, everywhere, multiplier, generator(0, "losses, flow"), steps)
+    wide = algorithm_2.private_flow(model, tables, everywhere, multiplier, generator(0, "losses, flow"), steps)
     rows = [
         _row("maximum likelihood", exact, exact),
         _row("Gauss-Newton", released, exact),

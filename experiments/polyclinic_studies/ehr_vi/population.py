@@ -19,8 +19,8 @@ from polyclinic.errors import DataError
 from polyclinic.experiments import Say, markdown
 from polyclinic.inference.gauss_newton import GaussNewton, fit
 from polyclinic.inference.likelihood import Gaussian
-from polyclinic.inference.private_flow import Everywhere, FlowSettings, private_flow
-from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, gaussian_event
+from polyclinic.inference.private_flow import Everywhere
+from polyclinic.privacy.accounting import calibrate_noise_multiplier, gaussian_event
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Floats
 from polyclinic_studies.cvsim6 import BEATS, TARGETS
@@ -28,6 +28,7 @@ from polyclinic_studies.cvsim6.experiment import SCATTER, TRUTH
 from polyclinic_studies.cvsim6.two_parameters import UNITS, Grid, Pair, fitted, grid
 from polyclinic_studies.ehr_vi.simulated import Simulated
 from polyclinic_studies.ehr_vi.transport import held
+from polyclinic_studies.flows import algorithm_2
 from polyclinic_studies.flows.variational import posterior
 from polyclinic_studies.parts import Parts
 
@@ -108,13 +109,11 @@ class _Population:
         return fit(method, [table.numpy() for table in self.tables(records)], _noise(epsilon), rng).posterior
 
     def gradients(self, records: Tensor, epsilon: float, seed: int) -> Gaussian:
-        """Algorithm 2 over hospitals' gradients."""
-        settings = FlowSettings(steps=self.chosen["flow-steps"])
-        noise = calibrate_noise_multiplier(
-            epsilon, DELTA, lambda z: dpsgd_event(settings.sample_rate, z, settings.steps)
-        )
+        """Algorithm 2 as published, over hospitals' gradients."""
+        settings = algorithm_2.settings(self.chosen["flow-steps"])
+        noise = calibrate_noise_multiplier(epsilon, DELTA, lambda z: algorithm_2.event(z, settings))
         rng = generator(seed, "population, gradients", str(epsilon))
-        return private_flow(self.model, self.tables(records), self.prior, noise, rng, settings, seed)
+        return algorithm_2.private_flow(self.model, self.tables(records), self.prior, noise, rng, settings, seed)
 
     def flow(self, records: Tensor) -> Gaussian:
         """Variational inference without privacy, by the surrogate and sums over all patients."""

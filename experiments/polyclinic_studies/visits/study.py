@@ -31,7 +31,7 @@ from polyclinic.synthesis.visits.method import VisitByVisit
 from polyclinic.types import Floats
 from polyclinic_studies.generators.hospitals import errors_apart
 from polyclinic_studies.parts import Parts
-from polyclinic_studies.tables import estimate, number
+from polyclinic_studies.tables import estimate, margin, number
 from polyclinic_studies.visits import followed, followed_demos
 
 EPSILONS, DELTA, SEEDS, SPLITS = (1.0, 3.0, 10.0), 1e-5, 12, 5
@@ -162,14 +162,14 @@ def _values(arms: Mapping[str, Sequence[Measured]], arm: str, measure: str) -> l
 
 
 def _targets(found: Mapping[str, Mapping[str, Sequence[Measured]]], epsilons: Sequence[float]) -> tuple[Target, ...]:
-    """Of the made-up patients; no verdict from fewer than ``SEEDS`` draws. Five splits of a demo share its patients."""
+    """Of the made-up patients. Five splits of a demo share its patients."""
     targets = []
     for name, arms in ((name, arms) for name, arms in found.items() if COHORTS[name].truth):
         for epsilon in epsilons:
             ours, other = (f"{method}, ε = {epsilon:g}" for method in ("visits", "moments"))
             if ours not in arms or other not in arms or len(arms[ours]) < 2:
                 continue
-            tells = len(arms[ours]) >= SEEDS
+            draws, by = len(arms[ours]), f"{name}, ε = {epsilon:g}"
             for measure, words in MEASURES.items():
                 better = [
                     _values(arms, arm, measure) for arm in ((ours, other) if measure == "next_visit" else (other, ours))
@@ -177,13 +177,13 @@ def _targets(found: Mapping[str, Mapping[str, Sequence[Measured]]], epsilons: Se
                 apart = errors_apart(*better)
                 targets.append(Target(
                     "own", f"{name}, ε = {epsilon:g}: visits better than moments: {words}, in standard errors", "-",
-                    number(apart, 1, signed=True), "> 2", apart > 2 if tells else None,
+                    number(apart, 1, signed=True), "> 2", apart > 2, draws, margin=apart - 2, by=by,
                 ))  # fmt: skip
             pairs = zip(_values(arms, ours, "next_visit"), _values(arms, REAL, "next_visit"), strict=True)
-            less = float(np.mean([one - real for one, real in pairs]))
+            less = [one - real for one, real in pairs]
             targets.append(Target(
                 "own", f"{name}, ε = {epsilon:g}: next visit, R² of visits less real patients'", "-",
-                number(less, 3, signed=True), "> -0.05", less > -0.05 if tells else None,
+                estimate(less, signed=True), "> -0.05", float(np.mean(less)) > -0.05, draws, margin=margin(less, -0.05), by=by,
             ))  # fmt: skip
     return tuple(targets)
 

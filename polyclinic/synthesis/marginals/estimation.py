@@ -14,7 +14,11 @@ from polyclinic.types import Floats, Ints
 
 # Nats that half a square of what is left, by its noise, weighs against: as if so many patients more were as independence has it.
 _NATS = 10.0
-_ITERATIONS = 400
+# The least variance of a number, in squares of frequencies, that a fit counts; and then, where that was done in time, as in small
+# models: to follow less noise takes thousands of steps.
+_LEAST_VARIANCES = (1e-4, 1e-6)
+_CONVERGED = 1e-5
+_OPTIONS = {"maxiter": 400, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
 _LEAST = 1e-6
 
 Clique = tuple[int, ...]
@@ -94,20 +98,24 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
     adds = asked(sizes, measured, cliques)
     values = np.concatenate([one.values for one in measured])
     deviation = np.concatenate([one.deviation for one in measured])
-    slack = np.maximum(_NATS * deviation**2, _LEAST)
-    start = _independent(sizes, measured, cliques)
-    # About the curvature of each number of the dual, so that one step suits all.
-    scale = 1.0 / np.sqrt(np.maximum(values, slack.min()) + slack)
+    start, weights = _independent(sizes, measured, cliques), np.zeros(len(values))
+    for least in _LEAST_VARIANCES:
+        slack = max(_NATS, least / float(deviation.min()) ** 2) * deviation**2
+        # About the curvature of each number of the dual, so that one step suits all.
+        scale = 1.0 / np.sqrt(np.maximum(values, slack.min()) + slack)
 
-    def dual(scaled: Floats) -> tuple[float, Floats]:
-        weights = scaled * scale
-        total, marginals = field.evaluated((start + adds.T @ weights)[None])
-        slope = adds @ marginals[0] - values + slack * weights
-        return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
+        def dual(scaled: Floats, slack: Floats = slack, scale: Floats = scale) -> tuple[float, Floats]:
+            weights = scaled * scale
+            total, marginals = field.evaluated((start + adds.T @ weights)[None])
+            slope = adds @ marginals[0] - values + slack * weights
+            return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
 
-    options = {"maxiter": _ITERATIONS, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
-    best = minimize(dual, np.zeros(len(values)), jac=True, method="L-BFGS-B", options=options).x
-    return field, np.asarray(start + adds.T @ (best * scale))
+        found = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
+        if least == _LEAST_VARIANCES[0] or np.abs(found.jac).max() < _CONVERGED:
+            weights = scale * found.x
+        if not found.success:
+            break
+    return field, np.asarray(start + adds.T @ weights)
 
 
 def _independent(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> Floats:

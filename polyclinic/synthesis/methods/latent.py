@@ -23,7 +23,7 @@ from polyclinic.synthesis.methods.classes import distributions as distributions_
 from polyclinic.synthesis.methods.covariance import class_means, denoised, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.synthesis.sums import MOVED, mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 # Numeric components are shortened to so many times the root of the square that is expected of them.
@@ -146,7 +146,9 @@ class Latent:
             "of_label": class_means(hot / shares[:, None], shares, noise),
             "scores": class_means(scores, shares, noise) * unit / seen,
         }  # fmt: skip
-        return {**state, **found, "watched": self._watch(found["hot"])}
+        # Noise of a class' bins adds up in its mean score; a 0/1 number's deviation is at most a half.
+        moved = noise * np.sqrt(max(self._bins.most, 4)) / float(shares.min())
+        return {**state, **found, "watched": self._watch(found["hot"]), MOVED: np.array(moved)}
 
     def synthesizer(self, state: Arrays) -> LatentClasses:
         found, labels = self._classes_of(state), self.layout.classes

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
@@ -12,7 +13,7 @@ from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes
 from polyclinic.synthesis.methods.draws import picked
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
-from polyclinic.synthesis.sums import fit_centrally
+from polyclinic.synthesis.sums import MOVED, fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
 from polyclinic.training.synthesis import ROUND, SumsTask
 from polyclinic.types import Floats
@@ -43,6 +44,17 @@ def test_no_vector_is_longer_than_one() -> None:
         assert found.shape == (70, method.size(round, question))
         assert np.linalg.norm(found, axis=1).max() <= 1.0 + 1e-12
         state = method.absorb(round, state, found.mean(axis=0), 0.0)
+
+
+def test_by_how_much_noise_moves_class_means_follows_from_public_numbers() -> None:
+    """Six numbers of 64 bins each and the class make a vector sqrt(7) long, a tenth of the patients is a class: whatever the
+    sums hold."""
+    columns = (Column(name=f"x{place}", kind="continuous", bounds=(-5.0, 5.0)) for place in range(6))
+    label = Column(name="died", kind="binary", role="label")
+    method = Latent(Layout.of(Schema(name="numbers", unit="record", columns=(*columns, label))))
+    state = {"classes": np.array([0.9, 0.1])}
+    for means in np.random.default_rng(0).normal(0.0, 0.01, (3, method.size(1, {}))):
+        assert method.absorb(1, state, means, 0.001)[MOVED] == pytest.approx(0.001 * np.sqrt(7.0) * 8.0 / 0.1)
 
 
 @pytest.mark.parametrize("noise, error", [(0.0, 0.2), (2.0, 0.35)])

@@ -50,7 +50,7 @@ SYNTHESIZERS = Experiment(
 )  # fmt: skip
 VISITS = Experiment(
     "Visits over time: courses, intervals and the next visit, on made-up and real followed patients",
-    "polyclinic_studies.visits.study:run", takes=("seeds", "methods"),
+    "polyclinic_studies.visits.study:run", takes=("seeds", "methods"), hours=0.5,
 )  # fmt: skip
 STATED = Experiment(
     "What DPGAN, PPGAN and the AC-GAN state of epsilon, and what it comes to",
@@ -73,7 +73,7 @@ REGRESSION = Experiment(
     "polyclinic_studies.flows.regression:run", takes=("hospitals", "seeds"),
     goals={"R1": "Regression: the exact posterior, and its coverage", "R2": "Regression: a flow without privacy",
            "R3": "Regression: records of a private flow are nearer than published",
-           "R4": "Regression: private posteriors, by sums and by the published algorithm"}, hours=0.5,
+           "R4": "Regression: private posteriors, by sums and by the published algorithm"}, hours=0.7,
 )  # fmt: skip
 EHR_VI = Experiment(
     "Two parameters of the circulation from private patients, and losses that keep correlations",

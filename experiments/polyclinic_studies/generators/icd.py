@@ -32,7 +32,7 @@ from polyclinic_studies.parts import Parts
 from polyclinic_studies.published_games.games import SETTINGS
 from polyclinic_studies.tables import estimate, margin, mean, number
 
-EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 3
+EPSILON, DELTA, HOSPITALS, SEEDS = 2.5, 1e-5, 5, 12
 MOST = 20
 GOAL_RMSE = 0.01
 GAME = {"synthesis.baselines": False}

@@ -3,7 +3,8 @@
 Rounds: 1 sums each column alone within each class of the label, by which numbers become normal scores; 2 the second moments of
 the most telling columns, whose largest directions start the classes; then steps of EM (Dempster, Laird, Rubin 1977), the last
 half of them averaged, as in online EM (Cappe and Moulines 2009), so that more steps cost little accuracy. Differences between
-classes that noise explains are taken out at each step. What is drawn has in each class of the label what round 1 says of columns.
+classes that noise explains are taken out at each step. From round 2 on a part of each vector is a patient's 0/1 numbers and
+scores in the block of its label: what is drawn has in each class of the label each column as all rounds together say.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from polyclinic.types import Arrays, Floats, Ints
 _RADIUS = 1.2
 # A class of the label in which cells are there less often than this has as many.
 _SELDOM = 0.05
+# What a vector from round 2 on has of columns by class of the label, as a share of its squared length.
+_BY_LABEL = 0.5
 # Directions that start the classes, at most.
 _DIRECTIONS = 10
 
@@ -77,8 +80,8 @@ class Latent:
             return self.layout.classes * sum(self._alone)
         if round == 2:
             watched = len(question["watched"])
-            return watched * (watched + 1) // 2
-        return self.classes * (1 + len(self._scale))
+            return watched * (watched + 1) // 2 + self._labelled
+        return self.classes * (1 + len(self._scale)) + self._labelled
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size); of length at most 1 whatever the rows hold.
@@ -91,17 +94,24 @@ class Latent:
             shaped = [part.reshape(len(z), size) for part, size in zip(parts, self._alone, strict=True)]
             alone = np.concatenate(shaped, axis=1) / self._length
             return mean_of_rows(self.layout.by_class(z, alone), patient, patients)
-        features = self._features(z, question["histograms"])
+        hot, scored = self._hot.values(z), np.array(z)
+        scored[:, self._bins.places] = self._bins.scores(z, question["histograms"])
+        features = self._features(z, hot, scored)
         if round == 2:
             chosen = features[:, question["watched"]]
             rows, columns, twice = pairs(chosen.shape[1])
-            return mean_of_rows(twice * chosen[:, rows] * chosen[:, columns] / self._watched_square, patient, patients)
-        vectors = np.concatenate([np.full((len(z), 1), self._one), features * self._scale], axis=1)
-        height = features @ question["weights"].T + question["bias"]
-        chance = np.exp(height - height.max(axis=1, keepdims=True))
-        chance /= chance.sum(axis=1, keepdims=True)
-        split = (chance[:, :, None] * vectors[:, None, :]).reshape(len(z), self.size(round, question))
-        return mean_of_rows(split, patient, patients)
+            main = twice * chosen[:, rows] * chosen[:, columns] / self._watched_square
+        else:
+            vectors = np.concatenate([np.full((len(z), 1), self._one), features * self._scale], axis=1)
+            height = features @ question["weights"].T + question["bias"]
+            chance = np.exp(height - height.max(axis=1, keepdims=True))
+            chance /= chance.sum(axis=1, keepdims=True)
+            main = (chance[:, :, None] * vectors[:, None, :]).reshape(len(z), -1)
+        by_label = self.layout.by_class(
+            z, np.concatenate([hot, self._short_scores(z, scored)], axis=1) / self._length_by_label
+        )
+        parts = [main * np.sqrt(1.0 - _BY_LABEL), by_label * np.sqrt(_BY_LABEL)]
+        return mean_of_rows(np.concatenate(parts, axis=1), patient, patients)
 
     def _check(self, round: int, question: Arrays) -> None:
         features = len(self._scale)
@@ -119,35 +129,39 @@ class Latent:
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
         if round == 1:
             return self._columns(state, mean * self._length, noise * self._length)
+        main, by_label = np.split(mean, [len(mean) - self._labelled])
+        state = self._averaged(
+            state, "by_label", by_label / np.sqrt(_BY_LABEL), noise / np.sqrt(_BY_LABEL), 1.0 / (round - 1)
+        )
+        main, noise = main / np.sqrt(1.0 - _BY_LABEL), noise / np.sqrt(1.0 - _BY_LABEL)
         if round == 2:
-            return {**state, "moments": mean, "moments_noise": np.array([noise])}
-        kept = max((self.rounds - 2) // 2, 1)
-        weight = 1.0 / max(round - 2 - kept + 1, 1)
-        before, level = (state["sums"], float(state["sums_noise"][0])) if weight < 1.0 else (np.zeros(mean.shape), 0.0)
+            return {**state, "moments": main, "moments_noise": np.array([noise])}
+        averaged = max((self.rounds - 2) // 2, 1)
+        return self._averaged(state, "sums", main, noise, 1.0 / max(round - 2 - averaged + 1, 1))
+
+    @staticmethod
+    def _averaged(state: Arrays, name: str, mean: Floats, noise: float, weight: float) -> Arrays:
+        """The state in which ``name`` is an average in which ``mean`` has this weight, and its noise beside it."""
+        before, level = (state[name], float(state[f"{name}_noise"][0])) if weight < 1.0 else (np.zeros(mean.shape), 0.0)
         level = float(np.hypot((1.0 - weight) * level, weight * noise))
-        return {**state, "sums": (1.0 - weight) * before + weight * mean, "sums_noise": np.array([level])}
+        return {**state, name: (1.0 - weight) * before + weight * mean, f"{name}_noise": np.array([level])}
 
     def _columns(self, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """What round 1 says: ``hot`` and ``counts`` of all patients, ``histograms``, and by class of the label ``of_label``
-        frequencies and ``scores``, means of scores."""
+        """What round 1 says: ``hot`` and ``counts`` of all patients, ``histograms``, and ``alone``, by class of the label the
+        frequencies of 0/1 numbers times its share."""
         shares = np.asarray(state["classes"], dtype=np.float64)
         each = mean.reshape(len(shares), -1)
         hot, counts, binned = np.split(each, np.cumsum(self._alone)[:-1], axis=1)
         binned = binned.reshape(len(shares), *self._bins.used.shape)
         there = self._bins.standing_out(binned.sum(axis=0), noise * np.sqrt(len(shares)))
         histograms = distributions(binned.sum(axis=0), there)
-        middles = np.where(there, self._bins.middle_scores(histograms), 0.0)
-        # In units of their noise, which is that of the bins by the scores of their middles.
-        unit = np.maximum(np.sqrt((middles**2).sum(axis=1)), 1e-9)
-        seen = np.maximum(np.where(there, binned, 0.0).sum(axis=2) / shares[:, None], _SELDOM)
-        scores = (binned * middles).sum(axis=2) / shares[:, None] / unit
         found = {
-            "hot": hot.sum(axis=0), "counts": counts.sum(axis=0), "histograms": histograms,
-            "of_label": class_means(hot / shares[:, None], shares, noise),
-            "scores": class_means(scores, shares, noise) * unit / seen,
+            "hot": hot.sum(axis=0), "counts": counts.sum(axis=0), "histograms": histograms, "alone": hot,
+            "alone_noise": np.array([noise]),
         }  # fmt: skip
-        # Noise of a class' bins adds up in its mean score; a 0/1 number's deviation is at most a half.
-        moved = noise * np.sqrt(max(self._bins.most, 4)) / float(shares.min())
+        # A score's deviation is 1 and that of a 0/1 number at most a half.
+        later = noise / self._length * self._length_by_label / np.sqrt(_BY_LABEL * (self.rounds - 1))
+        moved = 2.0 * later / float(shares.min())
         return {**state, **found, "watched": self._watch(found["hot"]), MOVED: np.array(moved)}
 
     def synthesizer(self, state: Arrays) -> LatentClasses:
@@ -160,7 +174,8 @@ class Latent:
         of_class = self._hot.chances(found["frequencies"], len(self._hot.groups) - 1)[:, :-1]
         weights = (found["shares"][:, None] * of_class).T
         weights /= weights.sum(axis=1, keepdims=True)
-        wanted, frequencies = self._hot.frequencies(state["of_label"]), np.tile(found["frequencies"], (labels, 1, 1))
+        of_label, scores = self._by_label(state)
+        wanted, frequencies = self._hot.frequencies(of_label), np.tile(found["frequencies"], (labels, 1, 1))
         for label in range(labels):
             own = frequencies[label]
             own[:] = tilted(own, weights[label], wanted[label])
@@ -171,10 +186,27 @@ class Latent:
         middle = self._basis.turned(self._in_place(mean))[:, self._bins.places]
         changed = {
             "mean": mean, "variance": variance, "weights": weights, "histograms": state["histograms"],
-            "shift": state["scores"] - weights @ middle,
+            "shift": scores - weights @ middle,
             "frequencies": frequencies.reshape(labels * self.classes, -1),
         }  # fmt: skip
         return LatentClasses(self.layout, {**found, **changed}, self.most, self.bins)
+
+    def _by_label(self, state: Arrays) -> tuple[Floats, Floats]:
+        """(K, H) frequencies of 0/1 numbers and (K, Q) means of scores within the classes of the label, by all rounds."""
+        shares, length = np.asarray(state["classes"], dtype=np.float64), self._length_by_label
+        noise, alone = float(state["by_label_noise"][0]) * length, float(state["alone_noise"][0])
+        hot, scores = np.split(state["by_label"].reshape(len(shares), -1) * length, [len(self._hot.places)], axis=1)
+        # Each of the two means of a frequency counts by the inverse of its noise' variance.
+        first = noise**2 / max(alone**2 + noise**2, 1e-300)
+        hot = first * state["alone"] + (1.0 - first) * hot
+        level = np.sqrt(first) * alone
+        of_label = class_means(hot / shares[:, None], shares, level)
+        absent = np.zeros(scores.shape)
+        nullable = self._bins.missing >= 0
+        here = np.cumsum(~self.layout.numeric) - 1
+        absent[:, nullable] = np.clip(of_label[:, here[self._bins.missing[nullable]]], 0.0, 1.0 - _SELDOM)
+        found = class_means(_RADIUS * scores / shares[:, None], shares, _RADIUS * noise)
+        return of_label, found / (1.0 - absent)
 
     def _standard(self, shares: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
         """Means and variances of components of scores whose mean square is 1, as shortened rows do not leave it."""
@@ -223,6 +255,15 @@ class Latent:
         return len(self._hot.places), len(self._hot.sets) * (self.most + 1), numbers, numbers
 
     @property
+    def _labelled(self) -> int:
+        """Of columns by class of the label."""
+        return self.layout.classes * (len(self._hot.places) + len(self._bins.places))
+
+    @property
+    def _length_by_label(self) -> float:
+        return float(np.sqrt(max(self._hot.square + len(self._bins.places), 1.0)))
+
+    @property
     def _watched_square(self) -> float:
         return self._hot.square + (self._reach**2 if self._basis.numeric.any() else 0.0)
 
@@ -240,17 +281,19 @@ class Latent:
         each = np.sqrt(0.5 * numbers) * self._one
         return np.repeat([self._one, self._one, each / self._reach, each / self._reach**2], self._widths)
 
-    def _features(self, z: Floats, histograms: Floats) -> Floats:
-        """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components of scores and their squares."""
-        hot = self._hot.values(z)
+    def _features(self, z: Floats, hot: Floats, scored: Floats) -> Floats:
+        """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components of ``scored`` rows and their squares."""
         parts = [hot, self._hot.counts(z).reshape(len(z), self._widths[1])]
         if self._basis.numeric.any():
-            scored = np.array(z)
-            scored[:, self._bins.places] = self._bins.scores(z, histograms)
-            u = self._basis.forward(scored)[:, self._basis.numeric]
-            u *= np.minimum(1.0, self._reach / np.maximum(np.linalg.norm(u, axis=1, keepdims=True), 1e-300))
+            u = shortened(self._basis.forward(scored)[:, self._basis.numeric], self._reach)
             parts += [u, u**2]
         return np.concatenate(parts, axis=1)
+
+    def _short_scores(self, z: Floats, scored: Floats) -> Floats:
+        """(n, Q) scores of rows, 0 where a cell is missing, by ``_RADIUS``: of length at most the root of Q."""
+        found, may_miss = scored[:, self._bins.places], self._bins.missing >= 0
+        found[:, may_miss] *= 1.0 - z[:, self._bins.missing[may_miss]]
+        return shortened(found / _RADIUS, float(np.sqrt(len(self._bins.places))))
 
     def _split(self, means: Floats) -> Sums:
         """Of (C, 1 + features) sums of vectors."""
@@ -312,3 +355,9 @@ class Latent:
         for at in layout.trajectories:
             absent[:, at] = absent[:, at].mean(axis=1, keepdims=True)
         return np.clip(absent[:, self._basis.numeric], 0.0, 0.9)
+
+
+def shortened(vectors: Floats, length: float) -> Floats:
+    """(n, k) vectors, those longer than ``length`` at that."""
+    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return np.asarray(vectors * np.minimum(1.0, length / np.maximum(lengths, 1e-300)))

@@ -52,7 +52,7 @@ class Latent:
     most: int = 20
     watched: int = 80
     start: int = 0
-    bins: int = 64
+    bins: int = 24
     name: ClassVar[str] = "latent"
     separate: ClassVar[bool] = False
 

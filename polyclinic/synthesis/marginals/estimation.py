@@ -111,9 +111,10 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
             return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
 
         found = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
-        if least == _LEAST_VARIANCES[0] or np.abs(found.jac).max() < _CONVERGED:
+        done = bool(np.abs(found.jac).max() < _CONVERGED)
+        if done or least == _LEAST_VARIANCES[0]:
             weights = scale * found.x
-        if not found.success:
+        if not done:
             break
     return field, np.asarray(start + adds.T @ weights)
 

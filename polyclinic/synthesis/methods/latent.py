@@ -106,7 +106,7 @@ class Latent:
             height = features @ question["weights"].T + question["bias"]
             chance = np.exp(height - height.max(axis=1, keepdims=True))
             chance /= chance.sum(axis=1, keepdims=True)
-            main = (chance[:, :, None] * vectors[:, None, :]).reshape(len(z), -1)
+            main = (chance[:, :, None] * vectors[:, None, :]).reshape(len(z), self.classes * vectors.shape[1])
         by_label = self.layout.by_class(
             z, np.concatenate([hot, self._short_scores(z, scored)], axis=1) / self._length_by_label
         )

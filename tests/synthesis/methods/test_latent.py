@@ -47,14 +47,14 @@ def test_no_vector_is_longer_than_one() -> None:
 
 
 def test_by_how_much_noise_moves_class_means_follows_from_public_numbers() -> None:
-    """Six numbers of 64 bins each and the class make a vector sqrt(7) long, a tenth of the patients is a class: whatever the
-    sums hold."""
+    """Six numbers and the class' own make both vectors sqrt(7) long, half of seven later sums tells of them, and a tenth of the
+    patients is a class: whatever the sums hold."""
     columns = (Column(name=f"x{place}", kind="continuous", bounds=(-5.0, 5.0)) for place in range(6))
     label = Column(name="died", kind="binary", role="label")
     method = Latent(Layout.of(Schema(name="numbers", unit="record", columns=(*columns, label))))
     state = {"classes": np.array([0.9, 0.1])}
     for means in np.random.default_rng(0).normal(0.0, 0.01, (3, method.size(1, {}))):
-        assert method.absorb(1, state, means, 0.001)[MOVED] == pytest.approx(0.001 * np.sqrt(7.0) * 8.0 / 0.1)
+        assert method.absorb(1, state, means, 0.001)[MOVED] == pytest.approx(2.0 * 0.001 * np.sqrt(7.0 / 3.5) / 0.1)
 
 
 @pytest.mark.parametrize("noise, error", [(0.0, 0.2), (2.0, 0.35)])

@@ -92,7 +92,7 @@ def test_an_option_of_another_method_names_that_method() -> None:
 
 def test_an_option_of_the_flow_asks_for_its_method() -> None:
     config = RunConfig.build({"task": "posterior", "posterior.options": "draws=8", "privacy.epsilon": 3.0})
-    with pytest.raises(ConfigError, match="'draws' of posterior.options is one of method=flow"):
+    with pytest.raises(ConfigError, match="has no option 'draws'; it is an option of the flow: give method=flow"):
         program_of(config).method(NUMBERS)  # type: ignore[attr-defined]
 
 

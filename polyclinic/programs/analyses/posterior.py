@@ -44,7 +44,10 @@ class Posterior(Statistic):
         own = signature(make).parameters if callable(make) else {}
         of_flow = [key for key in options if key in OPTIONS and key not in own]
         if of_flow and not by_flow(config.posterior.options):
-            raise ConfigError(f"Option {of_flow[0]!r} of posterior.options is one of method=flow; give that beside it.")
+            raise ConfigError(
+                f"The model {config.model!r} has no option {of_flow[0]!r}; it is an option of the flow: give method=flow "
+                "beside it in posterior.options."
+            )
         check_options(config.model, make, options, ("columns",), "posterior.options")
         with making(config):
             return posterior_sums(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,13 @@ from scipy import stats
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import DataError
+from polyclinic.errors import ConfigError, DataError, nearest
+from polyclinic.files import sha256
+from polyclinic.inference.families import FAMILIES
 from polyclinic.programs import program_of
 from polyclinic.programs.analyses import Table
 from polyclinic.runs.folder import Run
+from polyclinic.synthesis.certificate import certificate_of, verify
 from polyclinic.synthesis.inference import Inference, analyse_sets
 from polyclinic.training.regression.exact import ExactRegression, Fit
 from polyclinic.types import Floats
@@ -28,12 +32,21 @@ _ROUNDS = {"negative-binomial": 25}
 
 @dataclass(frozen=True, eq=False)
 class CombinedRegression:
-    """What the sets say of each of ``names``, a term of ``formula``, which is in ``inference`` under the same number."""
+    """What the sets say of each of ``names``, a term of ``formula``, which is in ``inference`` under the same number.
+
+    interactions: those of ``names`` that are products of two columns or more.
+    """
 
     formula: str
     family: str
     names: tuple[str, ...]
     inference: Inference
+    interactions: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every two columns were measured together, and no term asks for three at once."""
+        return self.inference.trusted and not self.interactions
 
     @property
     def terms(self) -> dict[str, dict[str, Any]]:
@@ -61,11 +74,14 @@ class CombinedRegression:
     def notes(self) -> list[str]:
         """What a reader must know beside the table, as sentences."""
         # Of one model for all sets a certificate does not say what was measured.
-        pairs = self.inference.apart if self.inference.combined.rule == "full" else ()
+        anew = self.inference.combined.rule == "full"
+        pairs, products = (self.inference.apart, ", ".join(self.interactions)) if anew else ((), "")
         apart = ", ".join(f"{one} and {other}" for one, other in pairs)
         unsteady = ", ".join(name for name, row in self.terms.items() if row["adjusted"])
         return [
             *([f"Not measured together, so that the model made up how they depend on each other: {apart}."] if apart else []),
+            *([f"Of {products} trust neither estimate nor interval: with the outcome that is three columns or more at once, and "
+               "patients were counted by pairs of columns."] if products else []),
             *([f"The sets differ too little for the rule's variance of {unsteady}, which has a safe one: draw more sets or rows."]
               if unsteady else []),
         ]  # fmt: skip
@@ -78,10 +94,17 @@ def combined_regression(
 
     run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
     Only synthetic rows are read, so it is free.
-    Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
-    leaves a term without an estimate.
+    Raises ConfigError for a formula as ``polyclinic regress`` does, an unknown family, a certificate of another run, and as
+    ``analyse_sets``; DataError where a set leaves a term without an estimate.
     """
-    whole = Run.open(run).schema()
+    if family not in FAMILIES:
+        raise ConfigError(
+            f"--family is {family!r}; it must be one of {', '.join(FAMILIES)}.{nearest(family, FAMILIES)}"
+        )
+    opened, path = Run.open(run), certificate_of(Path(certificate))
+    if not _drawn_from(path, opened):
+        raise ConfigError(f"The rows of {path} were not drawn from {run}; name the run that they were drawn from.")
+    whole = opened.schema()
     config = RunConfig.build({
         "task": "regression", "task-options": {"formula": formula, "family": family}, "privacy.dp": False,
         "rounds": _ROUNDS.get(family, 15),
@@ -99,7 +122,17 @@ def combined_regression(
             raise DataError(f"A set has no row with {missing[0]!r}; leave the term out, or draw more rows.")
         return fit.estimates, np.diag(fit.covariance)
 
-    return CombinedRegression(formula, family, method.names, analyse_sets(certificate, columns, fitted, patients))
+    products = zip(method.design.names, method.design.products, strict=True)
+    interactions = tuple(name for name, product in products if len({factor for factor, _ in product}) > 1)
+    inference = analyse_sets(path, columns, fitted, patients)
+    return CombinedRegression(formula, family, method.names, inference, interactions)
+
+
+def _drawn_from(certificate: Path, run: Run) -> bool:
+    """Whether the run's generator is that of the certificate, which is checked to be one."""
+    verify(certificate)
+    read = json.loads(certificate.read_text(encoding="utf-8"))
+    return bool(sha256(run.synthesizer_file) == read["sha256"]["synthesizer"])
 
 
 def _of_columns(schema: Schema, names: set[str]) -> Schema:
@@ -132,6 +165,6 @@ def as_json(found: CombinedRegression) -> Mapping[str, Any]:
     combined = found.inference.combined
     return {
         "formula": found.formula, "family": found.family, "rule": combined.rule, "sets": combined.sets,
-        "trusted": found.inference.trusted, "apart": [list(pair) for pair in found.inference.apart],
+        "trusted": found.trusted, "apart": [list(pair) for pair in found.inference.apart],
         "terms": found.terms, "notes": found.notes,
     }  # fmt: skip

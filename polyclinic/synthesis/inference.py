@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from polyclinic.errors import ConfigError, DataError, nearest, several
-from polyclinic.synthesis.certificate import verify
+from polyclinic.synthesis.certificate import certificate_of, verify
 from polyclinic.synthesis.combining import Combined, Values, combine
 
 #: Of one table: the estimates and their variances (squared standard errors) as of real patients; numbers, or (k,) of each.
@@ -38,12 +38,13 @@ def analyse_sets(
 ) -> Inference:
     """Apply ``analysis`` to each set of a certificate and combine what it gives by the certificate's rule.
 
+    certificate: its file, or that of one of its sets.
     variables: the columns that the analysis uses; each set is read with these alone. Only the sets are looked at, so it is free.
     patients: of how many the run was, where the certificate does not say.
     Raises ConfigError for a certificate that names no rule, or a column that the sets have not; DataError for a set that is
     missing or was changed.
     """
-    path = Path(certificate)
+    path = certificate_of(Path(certificate))
     if changed := [one["file"] for one in verify(path)["checked"] if one["state"] != "intact"]:
         raise DataError(f"{changed[0]} is missing or not as {path} says; draw the sets again.")
     read = json.loads(path.read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ def analyse_sets(
     if patients is None:
         raise ConfigError(
             f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; give the number as "
-            "patients."
+            "patients (--patients)."
         )
     results = [analysis(_read(path.with_name(one["file"]), list(variables))) for one in read["files"]]
     estimates: Values = [estimate for estimate, _ in results]

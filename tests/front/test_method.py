@@ -9,9 +9,11 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.config import RunConfig
-from polyclinic.config.programs.synthesis import MOST_FEATURES, usual_method
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.config.programs.synthesis import MOST_FEATURES, usual_method, why_usual
+from polyclinic.ehr.schema import BEFORE_LATEST, Column, Schema
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
+from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.moments import Moments
@@ -72,6 +74,26 @@ def test_no_schema_that_moments_refuses_has_it_by_default() -> None:
     with pytest.raises(Exception, match="takes at most 1500"):
         Moments(Layout.of(FAR_TOO_MANY))
     assert usual_method(FAR_TOO_MANY) == "latent"
+
+
+def test_times_of_visits_point_to_the_method_that_is_made_for_them() -> None:
+    times = Column(name=BEFORE_LATEST, kind="trajectory", steps=12, bounds=(0.0, 900.0))
+    assert why_usual(_schema(*COURSES.columns[:1], times)).endswith("Its times of visits ask for --model visits.")
+    assert "visits" not in why_usual(COURSES)
+
+
+def test_an_option_of_another_method_names_that_method() -> None:
+    config = RunConfig.build({"task": "synthesis", "synthesis.options": "algorithm=mst", "privacy.epsilon": 3.0})
+    with pytest.raises(
+        ConfigError, match="'moments' has no option 'algorithm'; .* It is an option of marginals, which"
+    ):
+        program_of(config).method(NUMBERS)  # type: ignore[attr-defined]
+
+
+def test_an_option_of_the_flow_asks_for_its_method() -> None:
+    config = RunConfig.build({"task": "posterior", "posterior.options": "draws=8", "privacy.epsilon": 3.0})
+    with pytest.raises(ConfigError, match="has no option 'draws'; it is an option of the flow: give method=flow"):
+        program_of(config).method(NUMBERS)  # type: ignore[attr-defined]
 
 
 def test_a_run_has_the_name_of_its_method_and_says_why(tmp_path: Path) -> None:

@@ -412,6 +412,9 @@ def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:
     assert bare["privacy"] is None and bare["guarantee"].startswith("no privacy guarantee") and not bare["warnings"]
     assert bare["statement"][0].startswith("No privacy guarantee") and len(bare["statement"]) == 2
     assert certified("one", BARE)["warnings"] == [certificates.UNDER_COVER_ONE]
+    assert certified("noisy", PRIVATE)["warnings"] == [certificates.UNDER_COVER_PRIVACY], (
+        "no rule of several sets is named"
+    )
     paper = certified("paper", BARE | {"synthesis": {"guarantee": "None: batch norm.", "model": "dpgan-paper"}})
     assert paper["guarantee"] == f"{certificates.NO_GUARANTEE} None: batch norm." and paper["method"] == {
         "name": "dpgan-paper",
@@ -500,6 +503,29 @@ def test_a_regression_of_several_sets_is_that_of_each_combined(run: Path, tmp_pa
     assert "C(sex)[T.m]" in shown and "Combined from 10 sets by rule 'full'." in shown and "Not measured" not in shown
     with pytest.raises(ConfigError, match="The formula names 'ages'"):
         combined_regression(run, path, "ages ~ sex")
+    with pytest.raises(ConfigError, match="--family is 'logit'; .* Did you mean 'logistic'"):
+        combined_regression(run, path, "age ~ sex", "logit")
+    whole = combined_regression(run, tmp_path / "several-03.csv", "age ~ C(sex)")
+    assert whole.inference.combined.sets == 10 and whole.trusted and not whole.interactions
+    other = run_folder(tmp_path / "other")
+    save(Doubtful(layout, np.ones(layout.width)), other / "synthesizer.safetensors")
+    with pytest.raises(ConfigError, match="were not drawn from .*other; name the run"):
+        combined_regression(other, path, "age ~ C(sex)")
+
+
+def test_an_interaction_is_not_to_be_trusted(run: Path, tmp_path: Path) -> None:
+    """With the outcome it is three columns at once, also where every pair of them was measured."""
+    layout = Layout.of(SCHEMA)
+    save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
+    path = synthesize(run, 400, tmp_path / "several.csv", sets=10)
+    found = combined_regression(run, path, "age ~ C(sex) * intensive")
+    assert found.interactions == ("C(sex)[T.m]:intensive",) and not found.trusted
+    assert any(note.startswith("Of C(sex)[T.m]:intensive trust neither") for note in found.notes)
+
+
+def test_a_certificate_that_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no certificate .*none.certificate.json"):
+        combined_regression(run, tmp_path / "none.certificate.json", "age ~ sex")
 
 
 def test_sets_of_one_model_need_the_number_of_patients(tmp_path: Path) -> None:

@@ -125,10 +125,17 @@ def why_usual(schema: Schema) -> str:
     """What ``usual_method`` chooses and why, in a sentence for the user."""
     number, method = _features(schema), usual_method(schema)
     size = "at most" if number <= MOST_FEATURES else "more than"
+    visits = " Its times of visits ask for --model visits." if _visits_have_times(schema) else ""
     return (
         f"{method} is the usual method for {size} {MOST_FEATURES} features, and the schema has {number:,}; --model takes another "
-        "(docs/synthesis/choosing.md)."
+        f"(docs/synthesis/choosing.md).{visits}"
     )
+
+
+def _visits_have_times(schema: Schema) -> bool:
+    from polyclinic.ehr.schema import BEFORE_LATEST
+
+    return any(column.name == BEFORE_LATEST and column.kind == "trajectory" for column in schema.columns)
 
 
 def _features(schema: Schema) -> int:

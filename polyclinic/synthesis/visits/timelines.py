@@ -72,7 +72,7 @@ class Timeline:
         if len(found) < (2 if time else 1):
             raise ConfigError(
                 f"Schema {schema.name!r} has no trajectory of measurements; method {method!r} needs one: take 'moments' or "
-                "'latent'."
+                "'latent'. Of a table of visits --time and --steps make trajectories."
             )
         if len({*found.values()}) > 1 or max(found.values()) < 2:
             steps = ", ".join(f"{name} {count}" for name, count in found.items())

@@ -79,9 +79,10 @@ def combined_regression(
     run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
     Only synthetic rows are read, so it is free.
     Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
-    leaves a term without an estimate.
+    leaves a term without an estimate, and for sets of another run.
     """
-    whole = Run.open(run).schema()
+    of = Run.open(run)
+    whole = of.schema()
     config = RunConfig.build({
         "task": "regression", "task-options": {"formula": formula, "family": family}, "privacy.dp": False,
         "rounds": _ROUNDS.get(family, 15),
@@ -99,7 +100,8 @@ def combined_regression(
             raise DataError(f"A set has no row with {missing[0]!r}; leave the term out, or draw more rows.")
         return fit.estimates, np.diag(fit.covariance)
 
-    return CombinedRegression(formula, family, method.names, analyse_sets(certificate, columns, fitted, patients))
+    inference = analyse_sets(certificate, columns, fitted, patients, of.certified)
+    return CombinedRegression(formula, family, method.names, inference)
 
 
 def _of_columns(schema: Schema, names: set[str]) -> Schema:

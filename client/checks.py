@@ -34,9 +34,12 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
     for key, name, allowed in (
         ("task", config.task, hospital.policy.allowed_tasks),
         ("model", config.model, hospital.policy.allowed_models),
-        ("objective", config.objective, ("", objective_of_label(hospital.schema), *hospital.policy.allowed_objectives)),
     ):
         _check_allowed(hospital.site, f"the {key}s ", name, allowed)
+    if config.objective:
+        # What follows from the label needs no permission.
+        allowed = (objective_of_label(hospital.schema), *hospital.policy.allowed_objectives)
+        _check_allowed(hospital.site, "the objectives ", config.objective, allowed)
     if not hospital.simulated:
         check_mods(hospital.site, hospital.policy, config)
 

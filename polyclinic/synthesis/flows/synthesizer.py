@@ -95,7 +95,11 @@ class FlowRows:
 
     def arrays(self) -> Arrays:
         base = dict(zip(_BASE, self.recipe.base, strict=True)) if self.recipe.base else {}
-        return {"classes": self.classes, **base, **{f"flow/{name}": value for name, value in self.flow.items()}}
+        return {
+            "classes": self.classes / self.classes.sum(),
+            **base,
+            **{f"flow/{name}": value for name, value in self.flow.items()},
+        }
 
     def options(self) -> dict[str, Any]:
         return self.recipe.options()

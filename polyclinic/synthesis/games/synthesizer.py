@@ -46,7 +46,7 @@ class GeneratedRows:
 
     def arrays(self) -> Arrays:
         many = {f"{i}/{name}": value for i, arrays in enumerate(self.generators) for name, value in arrays.items()}
-        return {"classes": self.classes, **many}
+        return {"classes": self.classes / self.classes.sum(), **many}
 
     def options(self) -> dict[str, Any]:
         return {**self.game.options, "game": self.game.made_by, "generators": len(self.generators)}

@@ -16,7 +16,7 @@ from polyclinic.types import Floats, Ints
 _NATS = 10.0
 # The least variance of a number, in squares of frequencies, that a fit counts; and then, where that was done in time, as in small
 # models: to follow less noise takes thousands of steps.
-_LEAST_VARIANCES = (1e-4, 1e-6)
+_LEAST_VARIANCES = (1e-4, 1e-6, 1e-8)
 _CONVERGED = 1e-5
 _OPTIONS = {"maxiter": 400, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
 _LEAST = 1e-6
@@ -111,9 +111,10 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
             return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
 
         found = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
-        if least == _LEAST_VARIANCES[0] or np.abs(found.jac).max() < _CONVERGED:
+        done = bool(np.abs(found.jac).max() < _CONVERGED)
+        if done or least == _LEAST_VARIANCES[0]:
             weights = scale * found.x
-        if not found.success:
+        if not done:
             break
     return field, np.asarray(start + adds.T @ weights)
 

@@ -80,7 +80,9 @@ class Bins:
         found, size = np.zeros(means.shape, dtype=bool), 1
         while size <= (1 if blocks is None else int(blocks.max(initial=1))):
             padded = np.pad(means, ((0, 0), (0, -means.shape[1] % size)))
-            together = padded.reshape(len(means), -1, size).sum(axis=2) > _ABOVE_NOISE * noise * np.sqrt(size)
+            together = padded.reshape(len(means), padded.shape[1] // size, size).sum(
+                axis=2
+            ) > _ABOVE_NOISE * noise * np.sqrt(size)
             own = np.repeat(together, size, axis=1)[:, : means.shape[1]]
             found |= own if blocks is None else own & (blocks[:, None] >= size)
             size *= 2

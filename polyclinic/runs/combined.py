@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +14,10 @@ from scipy import stats
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, DataError, nearest
-from polyclinic.files import sha256
-from polyclinic.inference.families import FAMILIES
+from polyclinic.errors import DataError
 from polyclinic.programs import program_of
 from polyclinic.programs.analyses import Table
 from polyclinic.runs.folder import Run
-from polyclinic.synthesis.certificate import certificate_of, verify
 from polyclinic.synthesis.inference import Inference, analyse_sets
 from polyclinic.training.regression.exact import ExactRegression, Fit
 from polyclinic.types import Floats
@@ -94,17 +90,11 @@ def combined_regression(
 
     run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
     Only synthetic rows are read, so it is free.
-    Raises ConfigError for a formula as ``polyclinic regress`` does, an unknown family, a certificate of another run, and as
-    ``analyse_sets``; DataError where a set leaves a term without an estimate.
+    Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
+    leaves a term without an estimate, and for sets of another run.
     """
-    if family not in FAMILIES:
-        raise ConfigError(
-            f"--family is {family!r}; it must be one of {', '.join(FAMILIES)}.{nearest(family, FAMILIES)}"
-        )
-    opened, path = Run.open(run), certificate_of(Path(certificate))
-    if not _drawn_from(path, opened):
-        raise ConfigError(f"The rows of {path} were not drawn from {run}; name the run that they were drawn from.")
-    whole = opened.schema()
+    of = Run.open(run)
+    whole = of.schema()
     config = RunConfig.build({
         "task": "regression", "task-options": {"formula": formula, "family": family}, "privacy.dp": False,
         "rounds": _ROUNDS.get(family, 15),
@@ -124,15 +114,8 @@ def combined_regression(
 
     products = zip(method.design.names, method.design.products, strict=True)
     interactions = tuple(name for name, product in products if len({factor for factor, _ in product}) > 1)
-    inference = analyse_sets(path, columns, fitted, patients)
+    inference = analyse_sets(certificate, columns, fitted, patients, of.certified)
     return CombinedRegression(formula, family, method.names, inference, interactions)
-
-
-def _drawn_from(certificate: Path, run: Run) -> bool:
-    """Whether the run's generator is that of the certificate, which is checked to be one."""
-    verify(certificate)
-    read = json.loads(certificate.read_text(encoding="utf-8"))
-    return bool(sha256(run.synthesizer_file) == read["sha256"]["synthesizer"])
 
 
 def _of_columns(schema: Schema, names: set[str]) -> Schema:

@@ -105,3 +105,12 @@ def test_a_run_has_the_name_of_its_method_and_says_why(tmp_path: Path) -> None:
     assert any("moments is the usual method" in note for note in result.summary["notes"])
     begun = RunConfig.build({"task": "synthesis", "dataset": "trial", "sites": 2})
     assert result.folder.as_begun(begun).model == "moments"
+
+
+def test_a_run_of_a_named_method_goes_on_only_under_its_name(tmp_path: Path) -> None:
+    """Else the coordinator would go on with it, and each hospital with what its schema chooses."""
+    run = Run.create(RunConfig.build({"task": "synthesis", "model": "marginals", "out": str(tmp_path)}))
+    assert run.as_begun(RunConfig.build({"task": "synthesis"})).model == "moments"
+    run.checkpoint.touch()
+    with pytest.raises(ConfigError, match="'model' has the value 'moments', but the run .* was begun with 'marginals'"):
+        Run.to_resume(RunConfig.build({"task": "synthesis", "out": str(tmp_path), "resume": run.name}))

@@ -503,14 +503,17 @@ def test_a_regression_of_several_sets_is_that_of_each_combined(run: Path, tmp_pa
     assert "C(sex)[T.m]" in shown and "Combined from 10 sets by rule 'full'." in shown and "Not measured" not in shown
     with pytest.raises(ConfigError, match="The formula names 'ages'"):
         combined_regression(run, path, "ages ~ sex")
-    with pytest.raises(ConfigError, match="--family is 'logit'; .* Did you mean 'logistic'"):
+    with pytest.raises(ConfigError, match="family is .logit."):
         combined_regression(run, path, "age ~ sex", "logit")
     whole = combined_regression(run, tmp_path / "several-03.csv", "age ~ C(sex)")
     assert whole.inference.combined.sets == 10 and whole.trusted and not whole.interactions
+    by_set = combined_regression(run, tmp_path / "several-07.csv", "age ~ C(sex) + intensive + sbp_01")
+    assert by_set.terms == found.terms
     other = run_folder(tmp_path / "other")
-    save(Doubtful(layout, np.ones(layout.width)), other / "synthesizer.safetensors")
-    with pytest.raises(ConfigError, match="were not drawn from .*other; name the run"):
-        combined_regression(other, path, "age ~ C(sex)")
+    with pytest.raises(DataError, match="other/synthesizer.safetensors is not what the sets of .* were drawn from"):
+        combined_regression(other, path, "age ~ C(sex)")  # of another schema, codes would mean other things
+    unread = CliRunner().invoke(app, ["combine", str(run), str(path), "--formula", "age ~ sex +"])
+    assert isinstance(unread.exception, ConfigError) and unread.exception.__cause__ is None
 
 
 def test_an_interaction_is_not_to_be_trusted(run: Path, tmp_path: Path) -> None:
@@ -536,5 +539,7 @@ def test_sets_of_one_model_need_the_number_of_patients(tmp_path: Path) -> None:
     few, many = (combined_regression(bare, path, "age ~ intensive", patients=number) for number in (100, 1000))
     widths = [each.terms["intensive"]["high"] - each.terms["intensive"]["low"] for each in (few, many)]
     assert widths[0] > 1.5 * widths[1] and not few.notes
+    with pytest.raises(DataError, match="no fewer terms than there are rows"):
+        combined_regression(bare, synthesize(bare, 1, tmp_path / "tiny.csv", sets=3), "age ~ 1", patients=300)
     logistic = combined_regression(bare, path, "intensive ~ age", "logistic", patients=300)
     assert logistic.table.columns[0] == "Term" and set(logistic.terms) == {"Intercept", "age"}

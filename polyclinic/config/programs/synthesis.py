@@ -24,6 +24,8 @@ METHODS = ("moments", "visits", "independent", "latent", "mixture", "marginals")
 #: With more features a run that names no model takes latent classes: noisy products of all pairs are mostly noise, and a round of
 #: them takes minutes (docs/synthesis/choosing.md).
 MOST_FEATURES = 300
+#: The methods that a schema chooses among.
+USUAL = ("moments", "latent")
 
 
 def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
@@ -118,7 +120,7 @@ def usual_method(schema: Schema) -> str:
 
     The schema alone decides, which is public, and never a record. The coordinator and each hospital choose by this one rule.
     """
-    return "latent" if _features(schema) > MOST_FEATURES else "moments"
+    return USUAL[_features(schema) > MOST_FEATURES]
 
 
 def why_usual(schema: Schema) -> str:

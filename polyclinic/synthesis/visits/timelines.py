@@ -206,7 +206,8 @@ class Timeline:
         own = self.own_x(visits)
         for step in range(1, self.steps):
             here, at = self.goes_on(visits, step), np.full(len(own), step)
-            pairs = np.stack([self.visit_x(visits, at - 1), self.visit_x(visits, at)], axis=2).reshape(len(own), -1)
+            both = np.stack([self.visit_x(visits, at - 1), self.visit_x(visits, at)], axis=2)
+            pairs = both.reshape(len(own), 2 * len(self.measured))
             yield here, np.concatenate([own, self.between_x(visits, at), pairs], axis=1)[here]
 
     @staticmethod

@@ -458,8 +458,10 @@ class RunConfig(Keys):
         return self.build(stays, {_OPTIMIZER: optimizer}, by_label)
 
     def using(self, method: str) -> RunConfig:
-        """The same where task synthesis, of which no model was given, uses ``method``, with its defaults for the rest."""
-        return self.build(self._named(), {"model": method}) if self.method_is_open else self
+        """The same where task synthesis, of which no model was given, uses ``method``, with its defaults for the rest; with
+        another method than a schema chooses as it is, for no hospital would choose that."""
+        open_to_it = self.method_is_open and method in synthesis.USUAL
+        return self.build(self._named(), {"model": method}) if open_to_it else self
 
     @property
     def is_open(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -44,22 +45,27 @@ class Target:
     by: str = ""
     why: str = ""
 
-    def judged(self, quick: bool = False) -> Target:
-        """The target with the verdict that counts; ``quick``: measured by a short form, which gives none.
+    def judged(self, quick: bool = False, preset: str = "sound") -> Target:
+        """The target with the verdict that counts. A short form (``quick``) gives none, nor does another ``preset`` than
+        "sound", which keeps no epsilon.
 
         >>> Target("R0", "accuracy", ".8", ".9", ">= .8", True, seeds=3).judged().why
         '3 seeds; a verdict needs 12'
         """
-        why = self.why or self._open(quick)
-        return replace(self, met=None, why=why) if why else self
+        why = self.why or self._open(quick, preset)
+        return replace(self, met=None, why=why, margin=self.margin if self._is_clear else None) if why else self
 
-    def _open(self, quick: bool) -> str:
+    def _open(self, quick: bool, preset: str) -> str:
         if not self.goal:
             return "no goal: shown beside the others"
         if quick:
             return "the short form"
+        if preset != "sound":
+            return f"the preset {preset!r}, which keeps no epsilon"
         if self.met is None:
             return "not judged"
+        if not self._is_clear:
+            return "its margin is not a finite number"
         if self.exact:
             return ""
         if self.seeds is None:
@@ -69,6 +75,10 @@ class Target:
         if self.met and self.margin is not None and self.margin < SURE:
             return f"met by {self.margin:.2f} standard errors, fewer than {SURE:g}: other seeds may miss it"
         return ""
+
+    @property
+    def _is_clear(self) -> bool:
+        return self.margin is None or math.isfinite(self.margin)
 
     @property
     def repeats(self) -> str:
@@ -85,14 +95,26 @@ class Target:
         return {True: "met", False: "missed", None: "-" if not self.goal else f"no verdict: {self.why}"}[self.met]
 
 
+#: Of what type each part is, in a file too.
+_KINDS: Mapping[str, tuple[type, ...]] = {
+    **dict.fromkeys(("id", "what", "paper", "measured", "goal", "of", "exact", "by", "why"), (str,)),
+    "met": (bool, type(None)), "seeds": (int, type(None)), "margin": (float, int, type(None)),
+}  # fmt: skip
+
+
 def target_of(values: Mapping[str, Any]) -> Target:
-    """A target as results.json has it. Raises DataError where a part of it is not there."""
+    """A target as results.json has it. Raises DataError where a part of it is not there, or is what no target has."""
     try:
-        return Target(**{field.name: values[field.name] for field in fields(Target) if field.name in values})
+        found = Target(**{field.name: values[field.name] for field in fields(Target) if field.name in values})
     except TypeError:
         raise DataError(
             f"A target has {', '.join(values)}; it must have id, what, paper, measured, goal and met."
         ) from None
+    for name, kinds in _KINDS.items():
+        value = getattr(found, name)
+        if type(value) not in kinds or (name == "of" and value not in FEWEST):
+            raise DataError(f"The target {found.id!r} has {name} {value!r}, which no target has.")
+    return found
 
 
 def verdict_of(targets: Iterable[Target]) -> str:

@@ -142,11 +142,13 @@ def _read(path: Path) -> Result:
     name = path.parent.name
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
-        quick = bool(whole.get("quick"))
-        targets = tuple(target_of(values).judged(quick) for values in whole.get("targets", ()))
+        quick, preset = bool(whole.get("quick")), str(whole.get("preset", "sound"))
+        targets = tuple(target_of(values).judged(quick, preset) for values in whole.get("targets", ()))
         commit = whole.get("commit") or (f"file of {whole['committed']}" if whole.get("committed") else "not recorded")
-        return Result(whole.get("name", name), commit, quick, whole.get("preset", "sound"), targets)
-    except (OSError, ValueError, AttributeError):
+        return Result(str(whole.get("name", name)), commit, quick, preset, targets)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    except (OSError, ValueError, AttributeError, TypeError):
         raise DataError(f"{path} is not the results of an experiment; remove it to run the experiment again.") from None
 
 

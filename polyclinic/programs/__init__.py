@@ -84,4 +84,4 @@ def _made(kind: type[Program], config: RunConfig) -> Program:
     try:
         return kind(config, **options)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"task-options do not make a program {config.task!r}: {error}.") from None
+        raise ConfigError(f"Configuration key 'task-options' of task {config.task!r}: {error}.") from None

@@ -7,14 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import signature
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.programs.synthesis import usual_method, why_usual
+from polyclinic.config.programs.synthesis import METHODS, usual_method, why_usual
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, several
 from polyclinic.plugins import dataset_of, resolve
 from polyclinic.programs.building import check_options
 from polyclinic.programs.program import Collected, Half, Program, State
@@ -133,7 +133,10 @@ class SyntheticSums(Sums, Synthetic):
         if callable(make) and "rounds" in signature(make).parameters:
             options = {"rounds": config.rounds} | options
         first = list(signature(make).parameters)[:1] if callable(make) else []
-        check_options(config.model, make, options, first, "synthesis.options")
+        try:
+            check_options(config.model, make, options, first, "synthesis.options")
+        except ConfigError as error:
+            raise ConfigError(f"{error}{_others(make, self.options)}") from None
         with making(config):
             method: SynthesisMethod = make(layout, **options)
         missing = [
@@ -273,3 +276,13 @@ class ModelSums(Sums):
     @property
     def lets_join(self) -> bool:
         return True
+
+
+def _others(make: Any, options: Mapping[str, Any]) -> str:
+    """Which built-in methods have an option that ``make`` lacks, as a sentence."""
+    for option in options:
+        if option not in signature(make).parameters:
+            having = [name for name in METHODS if option in signature(resolve("methods", name)).parameters]
+            if having:
+                return f" It is an option of {several(having)}, which --model names."
+    return ""

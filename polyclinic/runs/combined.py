@@ -28,12 +28,21 @@ _ROUNDS = {"negative-binomial": 25}
 
 @dataclass(frozen=True, eq=False)
 class CombinedRegression:
-    """What the sets say of each of ``names``, a term of ``formula``, which is in ``inference`` under the same number."""
+    """What the sets say of each of ``names``, a term of ``formula``, which is in ``inference`` under the same number.
+
+    interactions: those of ``names`` that are products of two columns or more.
+    """
 
     formula: str
     family: str
     names: tuple[str, ...]
     inference: Inference
+    interactions: tuple[str, ...] = ()
+
+    @property
+    def trusted(self) -> bool:
+        """Whether every two columns were measured together, and no term asks for three at once."""
+        return self.inference.trusted and not self.interactions
 
     @property
     def terms(self) -> dict[str, dict[str, Any]]:
@@ -61,11 +70,14 @@ class CombinedRegression:
     def notes(self) -> list[str]:
         """What a reader must know beside the table, as sentences."""
         # Of one model for all sets a certificate does not say what was measured.
-        pairs = self.inference.apart if self.inference.combined.rule == "full" else ()
+        anew = self.inference.combined.rule == "full"
+        pairs, products = (self.inference.apart, ", ".join(self.interactions)) if anew else ((), "")
         apart = ", ".join(f"{one} and {other}" for one, other in pairs)
         unsteady = ", ".join(name for name, row in self.terms.items() if row["adjusted"])
         return [
             *([f"Not measured together, so that the model made up how they depend on each other: {apart}."] if apart else []),
+            *([f"Of {products} trust neither estimate nor interval: with the outcome that is three columns or more at once, and "
+               "patients were counted by pairs of columns."] if products else []),
             *([f"The sets differ too little for the rule's variance of {unsteady}, which has a safe one: draw more sets or rows."]
               if unsteady else []),
         ]  # fmt: skip
@@ -79,9 +91,10 @@ def combined_regression(
     run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
     Only synthetic rows are read, so it is free.
     Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
-    leaves a term without an estimate.
+    leaves a term without an estimate, and for sets of another run.
     """
-    whole = Run.open(run).schema()
+    of = Run.open(run)
+    whole = of.schema()
     config = RunConfig.build({
         "task": "regression", "task-options": {"formula": formula, "family": family}, "privacy.dp": False,
         "rounds": _ROUNDS.get(family, 15),
@@ -99,7 +112,10 @@ def combined_regression(
             raise DataError(f"A set has no row with {missing[0]!r}; leave the term out, or draw more rows.")
         return fit.estimates, np.diag(fit.covariance)
 
-    return CombinedRegression(formula, family, method.names, analyse_sets(certificate, columns, fitted, patients))
+    products = zip(method.design.names, method.design.products, strict=True)
+    interactions = tuple(name for name, product in products if len({factor for factor, _ in product}) > 1)
+    inference = analyse_sets(certificate, columns, fitted, patients, of.certified)
+    return CombinedRegression(formula, family, method.names, inference, interactions)
 
 
 def _of_columns(schema: Schema, names: set[str]) -> Schema:
@@ -132,6 +148,6 @@ def as_json(found: CombinedRegression) -> Mapping[str, Any]:
     combined = found.inference.combined
     return {
         "formula": found.formula, "family": found.family, "rule": combined.rule, "sets": combined.sets,
-        "trusted": found.inference.trusted, "apart": [list(pair) for pair in found.inference.apart],
+        "trusted": found.trusted, "apart": [list(pair) for pair in found.inference.apart],
         "terms": found.terms, "notes": found.notes,
     }  # fmt: skip

@@ -32,7 +32,8 @@ SHARED = (
 _RULES = "see docs/synthesis/inference.md."
 UNDER_COVER_PRIVACY = (
     "Confidence intervals from these rows under-cover: all sets share the noise that privacy put into the generator, and no rule "
-    f"that combines them knows of it; {_RULES}"
+    "that combines them knows of it. Intervals that count it need models drawn anew, as --sets 20 draws them of a run of model "
+    f"'marginals' that released up to 4,000 numbers; {_RULES}"
 )
 UNDER_COVER_ONE = (
     "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample. Draw "
@@ -121,7 +122,9 @@ def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] =
     if together:
         return [TRUST] if sets >= FEWEST_SETS else [UNDER_COVER_ANEW]
     private = privacy_of(summary) is not None
-    return [UNDER_COVER_PRIVACY] * private + [UNDER_COVER_ONE] * (sets == 1)
+    if private:  # rules of several sets, which the other warning names, do not hold
+        return [UNDER_COVER_PRIVACY]
+    return [UNDER_COVER_ONE] * (sets == 1)
 
 
 def certificate(
@@ -162,7 +165,7 @@ def verify(file: str | Path, run: Mapping[str, Path] | None = None) -> dict[str,
     Raises ConfigError where there is no certificate of the file, DataError where it is damaged.
     """
     file = Path(file)
-    path = _certificate_of(file)
+    path = certificate_of(file)
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         files = {str(one["file"]): str(one["sha256"]) for one in read["files"]}
@@ -186,7 +189,8 @@ def _state(path: Path, digest: str) -> str:
     return "intact" if sha256(path) == digest else "changed"
 
 
-def _certificate_of(file: Path) -> Path:
+def certificate_of(file: Path) -> Path:
+    """The certificate of a file of rows, or ``file`` where it is one. Raises ConfigError where there is none."""
     if file.name.endswith(ENDING):
         places: Sequence[Path] = [file]
     else:
@@ -194,4 +198,8 @@ def _certificate_of(file: Path) -> Path:
     for place in places:
         if place.is_file():
             return place
+    if file in places:
+        raise ConfigError(
+            f"There is no certificate {file}; it lies beside the rows that `polyclinic synthesize` wrote."
+        )
     raise ConfigError(f"{file} has no certificate: there is no {places[0]}.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -34,19 +34,30 @@ class Inference:
 
 
 def analyse_sets(
-    certificate: str | Path, variables: Sequence[str], analysis: Analysis, patients: float | None = None
-) -> Inference:
+    certificate: str | Path, variables: Sequence[str], analysis: Analysis, patients: float | None = None,
+    run: Mapping[str, Path] | None = None,
+) -> Inference:  # fmt: skip
     """Apply ``analysis`` to each set of a certificate and combine what it gives by the certificate's rule.
 
+    certificate: its file, or that of one of its sets.
     variables: the columns that the analysis uses; each set is read with these alone. Only the sets are looked at, so it is free.
-    patients: of how many the run was, where the certificate does not say.
+    patients: of how many the run was, where the certificate does not say. run: files ``synthesizer`` and ``ledger`` of the run
+    that the sets must be of; None takes any. certificate: itself, or one of its sets.
     Raises ConfigError for a certificate that names no rule, or a column that the sets have not; DataError for a set that is
-    missing or was changed.
+    missing or was changed, and for sets of another run.
     """
-    path = Path(certificate)
-    if changed := [one["file"] for one in verify(path)["checked"] if one["state"] != "intact"]:
+    path = Path(verify(certificate)["certificate"])
+    checked = {one["file"]: one["state"] for one in verify(path, run)["checked"]}
+    of_run = {str(one) for one in (run or {}).values()}
+    if changed := [file for file, state in checked.items() if state != "intact" and file not in of_run]:
         raise DataError(f"{changed[0]} is missing or not as {path} says; draw the sets again.")
+    if others := [file for file, state in checked.items() if state != "intact"]:
+        raise DataError(f"{others[0]} is not what the sets of {path} were drawn from; name the run that they are of.")
     read = json.loads(path.read_text(encoding="utf-8"))
+    if missing := {"columns", "rows"} - set(read):
+        raise DataError(
+            f"{path} does not say {min(missing)!r}, without which nothing can be combined; draw the sets again."
+        )
     found, columns = read.get("inference") or {}, list(read["columns"])
     for name in variables:
         if name not in columns:
@@ -60,12 +71,12 @@ def analyse_sets(
     if patients is None:
         raise ConfigError(
             f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; give the number as "
-            "patients."
+            "patients (--patients)."
         )
-    results = [analysis(_read(path.with_name(one["file"]), list(variables))) for one in read["files"]]
+    results = [analysis(_read(path.with_name(Path(one["file"]).name), list(variables))) for one in read["files"]]
     estimates: Values = [estimate for estimate, _ in results]
     variances: Values = [variance for _, variance in results]
-    together = {frozenset(pair) for pair in found["measured_together"]}
+    together = {frozenset(pair) for pair in found.get("measured_together", ())}
     pairs = [*((name, name) for name in variables if name in found.get("several", ())), *combinations(variables, 2)]
     apart = tuple(pair for pair in pairs if frozenset(pair) not in together)
     return Inference(combine(estimates, variances, rule, ratio=read["rows"] / patients), apart)

@@ -9,9 +9,11 @@ import pytest
 
 from polyclinic import Federation
 from polyclinic.config import RunConfig
-from polyclinic.config.programs.synthesis import MOST_FEATURES, usual_method
-from polyclinic.ehr.schema import Column, Schema
+from polyclinic.config.programs.synthesis import MOST_FEATURES, usual_method, why_usual
+from polyclinic.ehr.schema import BEFORE_LATEST, Column, Schema
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
+from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.moments import Moments
@@ -74,6 +76,26 @@ def test_no_schema_that_moments_refuses_has_it_by_default() -> None:
     assert usual_method(FAR_TOO_MANY) == "latent"
 
 
+def test_times_of_visits_point_to_the_method_that_is_made_for_them() -> None:
+    times = Column(name=BEFORE_LATEST, kind="trajectory", steps=12, bounds=(0.0, 900.0))
+    assert why_usual(_schema(*COURSES.columns[:1], times)).endswith("Its times of visits ask for --model visits.")
+    assert "visits" not in why_usual(COURSES)
+
+
+def test_an_option_of_another_method_names_that_method() -> None:
+    config = RunConfig.build({"task": "synthesis", "synthesis.options": "algorithm=mst", "privacy.epsilon": 3.0})
+    with pytest.raises(
+        ConfigError, match="'moments' has no option 'algorithm'; .* It is an option of marginals, which"
+    ):
+        program_of(config).method(NUMBERS)  # type: ignore[attr-defined]
+
+
+def test_an_option_of_the_flow_asks_for_its_method() -> None:
+    config = RunConfig.build({"task": "posterior", "posterior.options": "draws=8", "privacy.epsilon": 3.0})
+    with pytest.raises(ConfigError, match="has no option 'draws'; it is an option of the flow: give method=flow"):
+        program_of(config).method(NUMBERS)  # type: ignore[attr-defined]
+
+
 def test_a_run_has_the_name_of_its_method_and_says_why(tmp_path: Path) -> None:
     result = Federation.from_dataset(
         "trial", task="synthesis", sites=2, out=str(tmp_path), synthesis={"rows": 50, "quality": False}
@@ -83,3 +105,12 @@ def test_a_run_has_the_name_of_its_method_and_says_why(tmp_path: Path) -> None:
     assert any("moments is the usual method" in note for note in result.summary["notes"])
     begun = RunConfig.build({"task": "synthesis", "dataset": "trial", "sites": 2})
     assert result.folder.as_begun(begun).model == "moments"
+
+
+def test_a_run_of_a_named_method_goes_on_only_under_its_name(tmp_path: Path) -> None:
+    """Else the coordinator would go on with it, and each hospital with what its schema chooses."""
+    run = Run.create(RunConfig.build({"task": "synthesis", "model": "marginals", "out": str(tmp_path)}))
+    assert run.as_begun(RunConfig.build({"task": "synthesis"})).model == "moments"
+    run.checkpoint.touch()
+    with pytest.raises(ConfigError, match="'model' has the value 'moments', but the run .* was begun with 'marginals'"):
+        Run.to_resume(RunConfig.build({"task": "synthesis", "out": str(tmp_path), "resume": run.name}))

@@ -1,6 +1,7 @@
 """The rule of a verdict, and the table of all targets: what counts, what does not and why, what is run and what is not."""
 
 import json
+import math
 import subprocess
 from dataclasses import asdict
 from pathlib import Path
@@ -40,6 +41,8 @@ def target(met: bool | None = True, **more: Any) -> Target:
         ({"met": None, "seeds": 12}, None, "not judged"),
         ({"seeds": 12, "met": False, "margin": -0.1}, False, ""),
         ({"seeds": 20, "why": "R17 asks 30"}, None, "R17 asks 30"),
+        ({"seeds": 12, "margin": math.nan}, None, "its margin is not a finite number"),
+        ({"exact": "a count", "margin": math.inf}, None, "its margin is not a finite number"),
     ],
 )
 def test_what_counts_as_met(more: dict[str, Any], met: bool | None, why: str) -> None:
@@ -57,7 +60,7 @@ def test_what_counts_as_met(more: dict[str, Any], met: bool | None, why: str) ->
         seeds=st.none() | st.integers(0, 30),
         of=st.sampled_from(sorted(FEWEST)),
         exact=st.sampled_from(["", "a count"]),
-        margin=st.none() | st.floats(-5, 5),
+        margin=st.none() | st.floats(),
     )
 )
 def test_nothing_is_met_by_few_seeds_or_by_little(one: Target) -> None:
@@ -67,6 +70,7 @@ def test_nothing_is_met_by_few_seeds_or_by_little(one: Target) -> None:
     if judged.met:
         assert one.exact or (one.seeds or 0) >= FEWEST[one.of]
         assert one.exact or one.margin is None or one.margin >= SURE
+    assert judged.margin is None or math.isfinite(judged.margin)
 
 
 def test_a_margin_counts_standard_errors_beyond_the_goal() -> None:
@@ -92,6 +96,22 @@ def test_a_target_without_its_parts_is_refused() -> None:
     with pytest.raises(DataError, match="must have id, what"):
         target_of({"id": "R1"})
     assert target_of({**asdict(target()), "later": 1}) == target()
+
+
+@pytest.mark.parametrize(
+    "part", [{"met": 1}, {"met": "yes"}, {"seeds": True}, {"seeds": "12"}, {"margin": "3"}, {"of": "folds"}, {"goal": None}]
+)  # fmt: skip
+def test_a_target_with_what_no_target_has_is_refused(part: dict[str, Any]) -> None:
+    """Else a goal would count as met by 1, or ``True`` as a number of seeds."""
+    with pytest.raises(DataError, match=f"has {next(iter(part))} "):
+        target_of(asdict(target()) | part)
+
+
+def test_a_preset_without_epsilon_meets_no_goal(tmp_path: Path) -> None:
+    (tmp_path / "games").mkdir()
+    results = {"name": "games", "preset": "paper", "quick": False, "targets": [asdict(target(seeds=12, margin=5.0))]}
+    (tmp_path / "games/results.json").write_text(json.dumps(results))
+    assert gather({}, tmp_path)["targets"][0]["why"] == "the preset 'paper', which keeps no epsilon"
 
 
 def git(folder: Path, *words: str) -> str:

@@ -412,6 +412,9 @@ def test_a_certificate_claims_no_more_than_the_run_has(tmp_path: Path) -> None:
     assert bare["privacy"] is None and bare["guarantee"].startswith("no privacy guarantee") and not bare["warnings"]
     assert bare["statement"][0].startswith("No privacy guarantee") and len(bare["statement"]) == 2
     assert certified("one", BARE)["warnings"] == [certificates.UNDER_COVER_ONE]
+    assert certified("noisy", PRIVATE)["warnings"] == [certificates.UNDER_COVER_PRIVACY], (
+        "no rule of several sets is named"
+    )
     paper = certified("paper", BARE | {"synthesis": {"guarantee": "None: batch norm.", "model": "dpgan-paper"}})
     assert paper["guarantee"] == f"{certificates.NO_GUARANTEE} None: batch norm." and paper["method"] == {
         "name": "dpgan-paper",
@@ -500,6 +503,32 @@ def test_a_regression_of_several_sets_is_that_of_each_combined(run: Path, tmp_pa
     assert "C(sex)[T.m]" in shown and "Combined from 10 sets by rule 'full'." in shown and "Not measured" not in shown
     with pytest.raises(ConfigError, match="The formula names 'ages'"):
         combined_regression(run, path, "ages ~ sex")
+    with pytest.raises(ConfigError, match="family is .logit."):
+        combined_regression(run, path, "age ~ sex", "logit")
+    whole = combined_regression(run, tmp_path / "several-03.csv", "age ~ C(sex)")
+    assert whole.inference.combined.sets == 10 and whole.trusted and not whole.interactions
+    by_set = combined_regression(run, tmp_path / "several-07.csv", "age ~ C(sex) + intensive + sbp_01")
+    assert by_set.terms == found.terms
+    other = run_folder(tmp_path / "other")
+    with pytest.raises(DataError, match="other/synthesizer.safetensors is not what the sets of .* were drawn from"):
+        combined_regression(other, path, "age ~ C(sex)")  # of another schema, codes would mean other things
+    unread = CliRunner().invoke(app, ["combine", str(run), str(path), "--formula", "age ~ sex +"])
+    assert isinstance(unread.exception, ConfigError) and unread.exception.__cause__ is None
+
+
+def test_an_interaction_is_not_to_be_trusted(run: Path, tmp_path: Path) -> None:
+    """With the outcome it is three columns at once, also where every pair of them was measured."""
+    layout = Layout.of(SCHEMA)
+    save(Doubtful(layout, np.zeros(layout.width)), run / "synthesizer.safetensors")
+    path = synthesize(run, 400, tmp_path / "several.csv", sets=10)
+    found = combined_regression(run, path, "age ~ C(sex) * intensive")
+    assert found.interactions == ("C(sex)[T.m]:intensive",) and not found.trusted
+    assert any(note.startswith("Of C(sex)[T.m]:intensive trust neither") for note in found.notes)
+
+
+def test_a_certificate_that_is_not_there_is_named(run: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="There is no certificate .*none.certificate.json"):
+        combined_regression(run, tmp_path / "none.certificate.json", "age ~ sex")
 
 
 def test_sets_of_one_model_need_the_number_of_patients(tmp_path: Path) -> None:
@@ -510,5 +539,7 @@ def test_sets_of_one_model_need_the_number_of_patients(tmp_path: Path) -> None:
     few, many = (combined_regression(bare, path, "age ~ intensive", patients=number) for number in (100, 1000))
     widths = [each.terms["intensive"]["high"] - each.terms["intensive"]["low"] for each in (few, many)]
     assert widths[0] > 1.5 * widths[1] and not few.notes
+    with pytest.raises(DataError, match="no fewer terms than there are rows"):
+        combined_regression(bare, synthesize(bare, 1, tmp_path / "tiny.csv", sets=3), "age ~ 1", patients=300)
     logistic = combined_regression(bare, path, "intensive ~ age", "logistic", patients=300)
     assert logistic.table.columns[0] == "Term" and set(logistic.terms) == {"Intercept", "age"}

@@ -27,7 +27,7 @@ from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.mixture import Mixture
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SynthesisMethod, fit_centrally
-from polyclinic.synthesis.synthesizer import Synthesizer, load, save
+from polyclinic.synthesis.synthesizer import Synthesizer, described, load, made_again, save
 from polyclinic.synthesis.visits.method import VisitByVisit
 from polyclinic.training.modules import dump
 from polyclinic.types import Arrays
@@ -152,6 +152,24 @@ def test_numbers_out_of_range_are_refused_in_words(
     arrays = made(name).arrays()
     with pytest.raises(DataError, match=said):
         read_again(made(name), arrays | {array: change(arrays[array])}, tmp_path / "s.safetensors")
+
+
+@pytest.mark.parametrize("name", ["independent", "moments", "latent", "visits"])
+def test_an_option_that_asks_for_all_memory_is_refused(name: str) -> None:
+    one = made(name)
+    told = described(one)
+    with pytest.raises(DataError, match="the option 'bins' is 1000000000; allowed are whole numbers up to 10000"):
+        made_again(LAYOUT, told | {"options": told["options"] | {"bins": 10**9}}, one.arrays())
+
+
+def test_a_posterior_of_too_many_cells_is_refused() -> None:
+    """Two numbers in the file may else stand for cliques whose covariance fills the memory."""
+    sizes, cliques = np.array([100, 100]), {"clique 0": np.array([0, 1])}
+    grouped = {f"groups 0 {axis}": np.zeros(100, dtype=np.int64) for axis in range(2)}
+    numbers = {"patients": np.array(9.0), "alone": np.zeros(200), "spread": np.zeros(200)}
+    given = cliques | grouped | numbers | {"values 0": np.ones(1), "deviation 0": np.ones(1)}
+    with pytest.raises(DataError, match="may stand for at most 4000 cells"):
+        Evidence.load(given, sizes, 200, [(0, 1)])
 
 
 def test_an_array_of_no_synthesizer_is_refused(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ METHODS = ("moments", "visits", "independent", "latent", "mixture", "marginals")
 #: With more features a run that names no model takes latent classes: noisy products of all pairs are mostly noise, and a round of
 #: them takes minutes (docs/synthesis/choosing.md).
 MOST_FEATURES = 300
+#: The methods that a schema chooses among.
+USUAL = ("moments", "latent")
 
 
 def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
@@ -118,17 +120,24 @@ def usual_method(schema: Schema) -> str:
 
     The schema alone decides, which is public, and never a record. The coordinator and each hospital choose by this one rule.
     """
-    return "latent" if _features(schema) > MOST_FEATURES else "moments"
+    return USUAL[_features(schema) > MOST_FEATURES]
 
 
 def why_usual(schema: Schema) -> str:
     """What ``usual_method`` chooses and why, in a sentence for the user."""
     number, method = _features(schema), usual_method(schema)
     size = "at most" if number <= MOST_FEATURES else "more than"
+    visits = " Its times of visits ask for --model visits." if _visits_have_times(schema) else ""
     return (
         f"{method} is the usual method for {size} {MOST_FEATURES} features, and the schema has {number:,}; --model takes another "
-        "(docs/synthesis/choosing.md)."
+        f"(docs/synthesis/choosing.md).{visits}"
     )
+
+
+def _visits_have_times(schema: Schema) -> bool:
+    from polyclinic.ehr.schema import BEFORE_LATEST
+
+    return any(column.name == BEFORE_LATEST and column.kind == "trajectory" for column in schema.columns)
 
 
 def _features(schema: Schema) -> int:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import TYPE_CHECKING
 
 from polyclinic.config.programs.posterior import by_flow
 from polyclinic.config.reading import keyword_arguments
 from polyclinic.ehr.schema import Schema
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import resolve
 from polyclinic.programs.analyses import Result, Statistic, Table
 from polyclinic.programs.building import check_options
@@ -33,11 +35,19 @@ class Posterior(Statistic):
     """A posterior of a named likelihood's parameters under a public normal prior."""
 
     def method(self, schema: Schema) -> PosteriorSums:
+        from polyclinic.inference.private_flow import OPTIONS
         from polyclinic.training.posterior import chosen_method, posterior_sums
 
         config = self.config
         make = resolve("likelihoods", config.model)
         method, options = chosen_method(keyword_arguments(config.posterior.options), config.rounds, config.seed)
+        own = signature(make).parameters if callable(make) else {}
+        of_flow = [key for key in options if key in OPTIONS and key not in own]
+        if of_flow and not by_flow(config.posterior.options):
+            raise ConfigError(
+                f"The model {config.model!r} has no option {of_flow[0]!r}; it is an option of the flow: give method=flow "
+                "beside it in posterior.options."
+            )
         check_options(config.model, make, options, ("columns",), "posterior.options")
         with making(config):
             return posterior_sums(

@@ -91,7 +91,7 @@ class Evidence:
 def _check(arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> None:
     """Raises DataError where ``arrays`` cannot be those of an ``Evidence``."""
     allowed = {"patients": Numbers((), 1e-9), "alone": Numbers((cells,)), "spread": Numbers((cells,), 0.0)}
-    number = 0
+    number, numbers, drawn = 0, 0, dict[tuple[int, ...], int]()
     while (name := f"clique {number}") in arrays:
         clique, shape = [int(column) for column in np.ravel(arrays[name])], []
         if not clique or len(set(clique)) < len(clique) or not any(set(clique) <= set(family) for family in families):
@@ -104,6 +104,9 @@ def _check(arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: 
                 allowed[part] = Numbers((int(sizes[column]),), 0, int(sizes[column]) - 1, whole=True)
                 shape[-1] = int(groups.max(initial=0)) + 1
         size = int(np.prod(shape))
+        numbers, drawn[tuple(clique)] = numbers + size, int(np.prod(sizes[clique]))
+        if max(numbers, sum(drawn.values())) > MOST_NUMBERS:
+            raise DataError(f"the arrays 'clique' may stand for at most {MOST_NUMBERS} cells in all")
         allowed |= {f"values {number}": Numbers((size,)), f"deviation {number}": Numbers((size,), 1e-12)}
         number += 1
     check_arrays(arrays, allowed)

@@ -9,9 +9,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from polyclinic.errors import DataError
 from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats, Ints
+
+# Above every option of every method; a larger one would ask for more memory than there is.
+_MOST_OPTION = 10_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,9 +34,13 @@ class RowsByClass(ABC):
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
         """What ``arrays`` and ``options`` gave.
 
-        Raises KeyError for an option that is missing, DataError for numbers that the class does not have.
+        Raises KeyError for an option that is missing, DataError for options and numbers that the class does not have.
         """
-        found = cls(layout, dict(arrays), *(int(options[field.name]) for field in fields(cls)[2:]))
+        given = {field.name: int(options[field.name]) for field in fields(cls)[2:]}
+        for name, value in given.items():
+            if value > _MOST_OPTION:
+                raise DataError(f"the option {name!r} is {value}; allowed are whole numbers up to {_MOST_OPTION}")
+        found = cls(layout, dict(arrays), **given)
         check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **found.allowed()})
         return found
 

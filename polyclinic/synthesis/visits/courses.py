@@ -112,7 +112,9 @@ def _transition(correlations: Floats, at: Parts, still: Bools, hidden: float) ->
     weights = np.linalg.solve(whole[np.ix_(given, given)], whole[np.ix_(given, wanted)]).T
     left = whole[np.ix_(wanted, wanted)] - weights @ whole[np.ix_(given, wanted)]
     values, vectors = np.linalg.eigh((left + left.T) / 2)
-    return weights, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T, whole[at.between[0], now]
+    # Without noise, of visits that are all alike, what is lifted may be a little above 1.
+    trend = np.clip(whole[at.between[0], now], -1.0, 1.0)
+    return weights, (vectors * np.sqrt(np.maximum(values, 0.0))) @ vectors.T, trend
 
 
 @dataclass(frozen=True, eq=False)

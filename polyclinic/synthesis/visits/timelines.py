@@ -72,7 +72,7 @@ class Timeline:
         if len(found) < (2 if time else 1):
             raise ConfigError(
                 f"Schema {schema.name!r} has no trajectory of measurements; method {method!r} needs one: take 'moments' or "
-                "'latent'."
+                "'latent'. Of a table of visits --time and --steps make trajectories."
             )
         if len({*found.values()}) > 1 or max(found.values()) < 2:
             steps = ", ".join(f"{name} {count}" for name, count in found.items())
@@ -206,7 +206,8 @@ class Timeline:
         own = self.own_x(visits)
         for step in range(1, self.steps):
             here, at = self.goes_on(visits, step), np.full(len(own), step)
-            pairs = np.stack([self.visit_x(visits, at - 1), self.visit_x(visits, at)], axis=2).reshape(len(own), -1)
+            both = np.stack([self.visit_x(visits, at - 1), self.visit_x(visits, at)], axis=2)
+            pairs = both.reshape(len(own), 2 * len(self.measured))
             yield here, np.concatenate([own, self.between_x(visits, at), pairs], axis=1)[here]
 
     @staticmethod

@@ -173,7 +173,7 @@ class ExactRegression:
     def fit(self, state: Arrays, scores: Floats | None = None) -> Fit:
         """What the last state says. scores: (hospitals, k) of each hospital, for standard errors that are robust by hospital.
 
-        Raises DataError where the rounds did not converge, or terms cannot be told apart.
+        Raises DataError where the rounds did not converge, terms cannot be told apart, or are no fewer than rows.
         """
         if "close" not in state or not state["close"][0] < _CLOSE:
             fewest, most = state.get("answered", np.zeros(2)).tolist()
@@ -191,6 +191,10 @@ class ExactRegression:
         covariance, (rows, left_out) = np.linalg.inv(information), (round(count) for count in state["counts"].tolist())
         deviation, loglik, p = 1.0, float(state["loglik"][0]), int(there.sum())
         if self.family.name == "linear":
+            if rows <= p:
+                raise DataError(
+                    "The formula has no fewer terms than there are rows, so that no error can be estimated."
+                )
             squares = -2 * loglik
             deviation = float(np.sqrt(squares / (rows - p)))
             loglik = -rows / 2 * (np.log(2 * np.pi * squares / rows) + 1)

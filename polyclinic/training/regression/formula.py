@@ -156,8 +156,8 @@ def design_of(formula: str, layout: Layout) -> Design:
         left, right = ([[part.expr for part in term.factors] for term in side] for side in (parsed.lhs, parsed.rhs))
     except ConfigError:
         raise
-    except Exception as error:  # its own, Python's, and none of a record
-        raise ConfigError("The formula cannot be read; write one such as died ~ age + C(region).") from error
+    except Exception:  # its own or Python's, whose traceback tells a user nothing
+        raise ConfigError("The formula cannot be read; write one such as died ~ age + C(region).") from None
     if len(left) != 1 or len(left[0]) != 1:
         raise ConfigError("The formula needs one outcome to the left of ~, as in died ~ age.")
     sources = dict(_sources(layout))

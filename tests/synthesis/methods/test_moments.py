@@ -1,5 +1,6 @@
 """Moments come out of one noisy sum as they are in the records, and what is drawn has them, noise or not."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +20,11 @@ from polyclinic.synthesis.methods.covariance import (
     on_simplex,
     positive,
 )
+from polyclinic.synthesis.methods.independent import Independent
+from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.moments import Moments, present
 from polyclinic.synthesis.methods.normal import race
-from polyclinic.synthesis.sums import fit_centrally
+from polyclinic.synthesis.sums import SynthesisMethod, fit_centrally
 from polyclinic.synthesis.synthesizer import load, save
 from polyclinic.types import Floats
 from tests.synthesis.tables import MIXED, mixed, numbers_only, rows_of
@@ -314,3 +317,21 @@ def test_options_out_of_range_and_rows_too_wide_are_refused() -> None:
     label = Column(name="y", kind="binary", role="label")
     with pytest.raises(ConfigError, match="1501 numbers"):
         Moments(Layout.of(Schema(name="wide", unit="record", columns=(codes, label))))
+
+
+@pytest.mark.parametrize(
+    "make", [lambda layout: Moments(layout, rounds=2), Independent, lambda layout: Latent(layout, rounds=3)]
+)
+def test_records_of_codes_alone_have_no_histograms(make: Callable[[Layout], SynthesisMethod]) -> None:
+    """A run of them failed at the server, after its first sum was paid for."""
+    codes = Column(name="codes", kind="code_set", categories=("250", "401", "428"))
+    layout = Layout.of(
+        Schema(name="codes", unit="record", columns=(codes, Column(name="died", kind="binary", role="label")))
+    )
+    z = layout.rows(
+        (np.random.default_rng(0).random((200, 3)) < [0.1, 0.5, 0.9]).astype(float), layout.some_labels(200)
+    )
+    drawn = fit_centrally(make(layout), z, np.arange(200), 200, 0.0, np.random.default_rng(1))
+    np.testing.assert_allclose(
+        drawn.sample(4000, np.random.default_rng(2))[:, :3].mean(axis=0), [0.1, 0.5, 0.9], atol=0.1
+    )

@@ -263,3 +263,25 @@ def test_a_question_of_another_shape_is_refused() -> None:
     question = METHOD.question(2, STATE)
     with pytest.raises(ConfigError, match="between must have shape"):
         METHOD.contributions(2, question | {"between": np.ones((1, 3))}, ROWS, np.arange(60), 60)
+
+
+def test_a_fit_to_visits_that_are_all_alike_can_be_read_again(tmp_path: Path) -> None:
+    """Without noise its correlations with the step were a little above 1, and the run's file was refused."""
+    columns = (
+        Column(name="a", kind="trajectory", steps=4, bounds=(0.0, 1.0)),
+        Column(name="b", kind="trajectory", steps=4, bounds=(0.0, 1.0), nullable=True),
+        Column(name="died", kind="binary", role="label"),
+    )
+    layout = Layout.of(Schema(name="few", unit="record", columns=columns))
+    z = layout.rows(np.random.default_rng(0).uniform(-1, 1, (1, layout.features)), layout.some_labels(1))
+    found = fit_centrally(VisitByVisit(layout), z, np.zeros(1, dtype=np.int64), 1, 0.0, np.random.default_rng(1))
+    save(found, tmp_path / "s.safetensors")
+    assert load(tmp_path / "s.safetensors", layout).layout is layout
+
+
+def test_a_patient_without_rows_adds_nothing() -> None:
+    layout = Layout.of(schema())
+    method, nobody = VisitByVisit(layout), np.zeros((0, layout.width))
+    for round in (1, 2):
+        given = {} if round == 1 else {name: bins.used / 4.0 for name, bins in method._histograms.items()}
+        assert not method.contributions(round, given, nobody, np.zeros(0, dtype=np.int64), 2).any()

@@ -26,14 +26,14 @@ $(STAMP): pyproject.toml experiments/pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/polyclinic run --compare
 
-# Two processes of tests share the cores; of the slow ones a third, since one mostly waits for federations.
+# Two processes of tests share the cores.
 test slow check: export OMP_NUM_THREADS = 1
 
 test: $(STAMP)
 	$(BIN)/python -m pytest tests -m 'not slow and not compose' -n 2 --durations 15
 
 slow: $(STAMP)
-	$(BIN)/python -m pytest -m slow -n 3 --durations 40 --verbose
+	$(BIN)/python -m pytest -m slow -n 2 --durations 40 --verbose
 
 compose: $(STAMP)
 	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5

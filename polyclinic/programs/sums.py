@@ -39,10 +39,10 @@ _LEFT = (
     "number, so that intervals are rather too wide than too narrow; whom the missing hospitals treat counts less."
 )
 _LOUD = (
-    "Patients are few for so much noise: it moves the mean of a number within the rarest class of the label by some {:.2g} of "
-    "its deviations. Models 'independent' and 'marginals', which ask fewer sums, then teach more of the outcome than {!r}."
+    "Patients are few for so much noise: it moves the mean of a column within the rarest class of the label by some {:.2g} of "
+    "its deviations. Models 'independent' and 'marginals', which ask fewer sums, may teach more of the outcome than {!r}."
 )
-# From so many deviations on, 'latent' taught less than columns alone on every data set that was tried.
+# A column that tells an outcome well differs between its classes by half a deviation or more.
 _MOVED = 0.2
 
 

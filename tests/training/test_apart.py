@@ -323,7 +323,7 @@ def coded() -> Floats:
 
 
 def latent(factor: float) -> Contributions:
-    method = Latent(LAYOUT)
+    method = Latent(LAYOUT, bins=64)
     width = len(method._scale)
     weights, bias = np.zeros((12, width)), np.zeros(12)
     each = np.random.default_rng(3).uniform(0.1, 1, COLUMNS)

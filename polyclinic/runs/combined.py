@@ -17,6 +17,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import DataError
 from polyclinic.programs import program_of
 from polyclinic.programs.analyses import Table
+from polyclinic.programs.analyses.regression import Regression
 from polyclinic.runs.folder import Run
 from polyclinic.synthesis.inference import Inference, analyse_sets
 from polyclinic.training.regression.exact import ExactRegression, Fit
@@ -100,11 +101,13 @@ def combined_regression(
         "rounds": _ROUNDS.get(family, 15),
     })  # fmt: skip
     program = program_of(config)
-    asked = program.method(whole)  # type: ignore[attr-defined]
+    assert isinstance(program, Regression)
+    asked = program.method(whole)
     factors = [asked.design.outcome, *asked.design.factors]
     columns = list(dict.fromkeys(factor.source.name for factor in factors))
     schema = _of_columns(whole, {factor.source.column.name for factor in factors})
-    method: ExactRegression = program.method(schema)  # type: ignore[attr-defined]
+    method = program.method(schema)
+    assert isinstance(method, ExactRegression)  # without privacy
 
     def fitted(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         fit = _fit(method, schema, rows)

@@ -43,7 +43,8 @@ def test_without_noise_the_posterior_of_a_line_is_found_and_equal_draws_give_equ
     exact = torch.linalg.inv(MODEL.information(torch.zeros(2).double(), records).sum(0) + torch.eye(2))
     mean = exact @ MODEL.score(torch.zeros(2).double(), records).sum(0)
     assert found.mean == pytest.approx(mean.numpy(), abs=0.03)
-    assert ((found.deviations / exact.diag().sqrt().numpy() > 0.6) & (found.deviations < 0.3)).all()  # from 1
+    ratio = found.deviations / exact.diag().sqrt().numpy()
+    assert ((ratio > 0.6) & (ratio < 4.0)).all()  # from 1, which is 45 times
     few = FlowSettings(steps=5, clip=1e3, hidden=(4,), draws=8)
     again = [private_flow(MODEL, [table(60)], EVERYWHERE, 0.0, generator(0, "flow"), few) for _ in range(2)]
     assert (again[0].mean == again[1].mean).all()

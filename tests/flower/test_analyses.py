@@ -7,6 +7,7 @@ of Cox's.
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -119,9 +120,10 @@ def test_a_table_1_of_real_hospitals_is_charged_to_training_and_held_out_patient
     assert (tmp_path / "theirs" / "tables" / "table1.csv").is_file()
 
 
-def test_flowers_simulation_gives_our_simulations_numbers(tmp_path: Path) -> None:
-    """By rounds of Newton steps; those of counts are compared at real hospitals above."""
-    keys = RUNS["regression"] | {"privacy.epsilon": 8.0}
+@pytest.mark.parametrize(("kind", "more"), [("survival", SHARED), ("regression", {})])
+def test_flowers_simulation_gives_our_simulations_numbers(kind: str, more: dict[str, Any], tmp_path: Path) -> None:
+    """By halves of the server that are apart: of counts, and of Newton steps."""
+    keys = RUNS[kind] | {"privacy.epsilon": 8.0} | more
     config = RunConfig.build(keys | {"dataset": WARDS, "out": str(tmp_path)})
     (tmp_path / "run.toml").write_text(config.toml())
     done = command_line("flower", "run", tmp_path / "run.toml", "--json")

@@ -73,7 +73,9 @@ def net(features, classes, widths):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("strategy=scaffold", "strategy-options=variate=gradient"), ("strategy=ditto",)])
+@pytest.mark.parametrize(
+    "options", [("strategy=scaffold", "strategy-options=variate=gradient"), ("strategy=ditto",), ("strategy=bulyan",)]
+)
 def test_strategies_with_more_than_a_mean_run_under_flower_by_name(
     as_json: Callable[..., Any], quick: Quick, tmp_path: Path, options: tuple[str, ...]
 ) -> None:
@@ -173,12 +175,12 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
 
 
 @pytest.mark.slow
-def test_an_objective_on_supernodes_gives_the_simulations_model(tmp_path: Path) -> None:
-    """All steps are the same but for noise, which a real hospital draws from the operating system; here it is next to none.
-
-    Of the objectives the one whose label has two columns, times and events; tests/objectives has the others.
-    """
-    kind, objective, files = "survival", "hazards", []
+@pytest.mark.parametrize(
+    ("kind", "objective"), [("days", "squared"), ("survival", "hazards"), ("codes", "multi-label")]
+)
+def test_objectives_on_supernodes_give_the_simulations_model(kind: str, objective: str, tmp_path: Path) -> None:
+    """All steps are the same but for noise, which a real hospital draws from the operating system; here it is next to none."""
+    files = []
     for name, part in cohorts.two_hospitals(kind).load().groupby("site"):
         folder = tmp_path / name
         folder.mkdir()

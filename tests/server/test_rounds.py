@@ -248,7 +248,7 @@ def test_checkpoints_of_every_so_many_rounds_are_kept_and_resumed_from(quick: Qu
 
 @pytest.mark.slow
 def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Quick, tmp_path: Path) -> None:
-    """Ten kills by SIGKILL at random moments of runs that go on after each, from the first checkpoint to the report."""
+    """Twenty kills by SIGKILL at random moments of runs that go on after each, from the first checkpoint to the report."""
     options = {
         "rounds": 6,
         "training.optimizer": "adam",
@@ -262,7 +262,7 @@ def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Qui
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__, "polyclinic.federation"])
     kills = 0
-    while kills < 10:
+    while kills < 20:
         out = tmp_path / f"out-{kills}"
         flags = [part for key, value in options.items() for part in ("-c", f"{key.replace('_', '-')}={value}")]
         command = [*flags, "-c", "training.local-steps=2", "--out", str(out)]
@@ -271,7 +271,7 @@ def test_a_run_killed_at_random_moments_gives_the_unbroken_runs_model(quick: Qui
             process.start()
             folder = _when_begun(out, process)
             # After the last kill the run is left to end.
-            process.join(float(rng.uniform(0.1, 4.0)) if kills < 10 else None)
+            process.join(float(rng.uniform(0.1, 4.0)) if kills < 20 else None)
             if process.is_alive():
                 process.kill()
                 process.join()

@@ -35,9 +35,10 @@ UNDER_COVER_PRIVACY = (
     "that combines them knows of it. Intervals that count it need models drawn anew, as --sets 20 draws them of a run of model "
     f"'marginals' that released up to 4,000 numbers; {_RULES}"
 )
+UNDER_COVER_SAMPLE = "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample."
 UNDER_COVER_ONE = (
-    "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample. Draw "
-    f"several with --sets and combine them with rule 'partial', or widen them by rule 'single'; {_RULES}"
+    f"{UNDER_COVER_SAMPLE} Draw several with --sets and combine them with rule 'partial', or widen them by rule 'single'; "
+    f"{_RULES}"
 )
 UNDER_COVER_ANEW = (
     "Confidence intervals from one set, taken as if its rows were patients, under-cover. Draw 20 sets with --sets 20, each of a "
@@ -121,9 +122,9 @@ def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] =
     """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set."""
     if together:
         return [TRUST] if sets >= FEWEST_SETS else [UNDER_COVER_ANEW]
-    private = privacy_of(summary) is not None
-    if private:  # rules of several sets, which the other warning names, do not hold
-        return [UNDER_COVER_PRIVACY]
+    # Under privacy no rule holds by which several sets of one model are combined, so that none is named.
+    if privacy_of(summary) is not None:
+        return [UNDER_COVER_PRIVACY, *[UNDER_COVER_SAMPLE] * (sets == 1)]
     return [UNDER_COVER_ONE] * (sets == 1)
 
 

@@ -35,7 +35,10 @@ UNDER_COVER_PRIVACY = (
     "that combines them knows of it. Intervals that count it need models drawn anew, as --sets 20 draws them of a run of model "
     f"'marginals' that released up to 4,000 numbers; {_RULES}"
 )
-UNDER_COVER_SAMPLE = "Confidence intervals from one set, taken as if its rows were patients, under-cover: the generator knows only a sample."
+UNDER_COVER_SAMPLE = (
+    "Confidence intervals from one set, taken as if its rows were patients, under-cover: "
+    "the generator knows only a sample."
+)
 UNDER_COVER_ONE = (
     f"{UNDER_COVER_SAMPLE} Draw several with --sets and combine them with rule 'partial', or widen them by rule 'single'; "
     f"{_RULES}"

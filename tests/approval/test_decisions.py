@@ -88,6 +88,17 @@ def test_other_terms_under_an_approved_name_wait_anew(hospital: Path, change: di
     assert not (home / "ledger.sqlite").exists()
 
 
+def test_a_run_that_was_approved_for_little_cannot_spend_more(hospital: Path) -> None:
+    """The budget of 2 would allow it, and so would the plan that the coordinator declares."""
+    config, home = RunConfig.build(RUN), hospital.parent / "home"
+    enrols(hospital, config)
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    asked = StatisticsRequest(run="trial-1", site=0, noise_multiplier=2.0)
+    reply = app.call_stack([message(asked, STATISTICS)], [context(hospital, config)])[0]
+    assert reply.error.code == REFUSED and "The run may spend epsilon 1 at 'St. Elsewhere'" in reply.error.reason
+    assert not counts(hospital, config).has_error() and 0 < ledger(hospital).spent() < 1
+
+
 @pytest.mark.parametrize("key", ["out", "timeout", "workers"])
 def test_what_is_of_the_coordinators_machine_is_no_term(hospital: Path, key: str) -> None:
     home = hospital.parent / "home"

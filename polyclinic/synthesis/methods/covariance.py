@@ -95,8 +95,8 @@ def class_means(means: Floats, shares: Floats, noise: float, within: Floats | No
 def shrunk(values: Floats, noise: float) -> Floats:
     """(n,) what is expected of numbers that noise of this standard deviation was added to.
 
-    Their prior is a mixture of normals around 0, the most likely one (adaptive shrinkage: Stephens 2017, Biostatistics 18), so that
-    a few large ones among many that are 0 stay as they are, and all are drawn to 0 where noise explains them.
+    Their prior is a mixture of normals around 0, the most likely one (adaptive shrinkage: Stephens 2017, Biostatistics 18). So a
+    few large ones among many that are 0 stay as they are, and all are drawn to 0 where noise explains them.
     """
     if not noise or not values.size:
         return values

@@ -171,8 +171,8 @@ class Moments:
 def present(
     basis: Basis, means: Floats, squares: Floats, shares: Floats, noise: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats]:
-    """(K, P) means and (K, P, P) covariances of u in cells that are there (in both), from moments in which missing cells are 0, and
-    (K,) how many times the noise of covariances is that of squares.
+    """(K, P) means and (K, P, P) covariances of u in cells that are there (in both), from moments in which missing cells are 0,
+    and (K,) how many times the noise of covariances is that of squares.
 
     noise: standard deviations in each entry of share x means, and in each diagonal one of share x squares. How often cells are
     missing together is at least and at most what their frequencies allow (Frechet 1951), and how numbers differ where others are

@@ -18,6 +18,7 @@ from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledger
 from polyclinic.client.home.releases import Reply, read_release, released, write_release
 from polyclinic.client.home.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
+from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.ledger import Charge, Ledger, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.wire.messages import RECORD, AskRequest, R, TrainRequest
@@ -82,14 +83,12 @@ class Release(Generic[R]):
         )
 
     def _most(self, call: Call[R]) -> float:
-        """The epsilon that a run asked for when a person approved it; a question's own price is what it says."""
-        config = call.config
-        if not (call.hospital.waits_for_people and config.privacy.dp) or isinstance(call.request, AskRequest):
-            return math.inf
-        metrics = call.hospital.metrics_epsilon(config) or 0.0
-        if call.hospital.moves_patients:  # both ledgers pay for all
-            return config.privacy.epsilon + metrics
-        return metrics if self.account is open_held_out else config.privacy.epsilon
+        """The epsilon that a run, or a question, asked for when a person approved it: of a question, for one answer."""
+        hospital, most = call.hospital, call.hospital.approved_epsilon(call.config)
+        if hospital.waits_for_people and isinstance(call.request, AskRequest):
+            return epsilon(self.event(call), hospital.terms.delta, "pld", hospital.terms.relation)
+        held_out = self.account is open_held_out and not hospital.moves_patients
+        return hospital.metrics_epsilon(call.config) or 0.0 if held_out and most < math.inf else most
 
 
 def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:

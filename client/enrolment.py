@@ -97,20 +97,17 @@ def _versions() -> str:
 def _check_run(call: Call[EnrolRequest]) -> None:
     """Raises BudgetRefused when the policy refuses the run, or its budget the first round and the statistics before it."""
     hospital, config, noise = call.hospital, call.config, call.request.noise_multiplier
+    counting, most = call.request.statistics_noise_multiplier, hospital.approved_epsilon(config)
     planned = (noise or math.inf) if config.privacy.dp else None
     settings = planned_settings(hospital, config, planned, call.request.local_half)
     check_terms(hospital, config, settings)
     if config.asks_statistics:
-        check_policy(
-            hospital,
-            "statistics",
-            (call.request.statistics_noise_multiplier or math.inf) if config.privacy.dp else None,
-        )
+        check_policy(hospital, "statistics", (counting or math.inf) if config.privacy.dp else None)
     check_model_size(hospital, config)
     check_plan(call.request.plan, hospital.policy.relation)
     if config.privacy.dp and noise is not None:
         first: list[DpEvent] = [program_of(config).price(settings)]
-        if config.asks_statistics and call.request.statistics_noise_multiplier is not None:
-            first.insert(0, gaussian_event(call.request.statistics_noise_multiplier))
+        if config.asks_statistics and counting is not None:
+            first.insert(0, gaussian_event(counting))
         for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
-            check_affordable(path, hospital.terms, call.request.run, first, call.request.plan)
+            check_affordable(path, hospital.terms, call.request.run, first, call.request.plan, most)

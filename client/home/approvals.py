@@ -22,21 +22,23 @@ from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
 from polyclinic.files import SECRET, write_file
+from polyclinic.releases.kinds import read_question
 from polyclinic.wire.messages import Request
 
 FOLDER = "approvals"
+_FILES = "[!.]*.json"  # one that is being written begins with a dot
 State = Literal["pending", "approved", "denied"]
 # Keys that are of the coordinator's machine, or that a resumed run alone has.
-_ELSEWHERE = {"out", "timeout", "workers", "ray-address", "resume"}
+_ELSEWHERE = {"out", "timeout", "workers", "ray-address", "resume", "participation.approval-wait"}
 # Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
 _MOST_PENDING = 200
-_LONGEST_WHY = 200
-_LEAST_DIGITS = 8
+_LONGEST_WHY, _LONGEST_DAYS = 200, 3650
 
 
 @dataclass(frozen=True)
 class Approval:
-    """What the hospital knows of a run. settings: all that was asked, by configuration key, without what is usual.
+    """What the hospital knows of a run. settings: all that was asked, by configuration key, without what is usual, and the
+    ``question`` that is asked in place of training.
 
     digest: of the run's name, all its settings and the code. asked, decided, until: UTC in ISO 8601, the last two empty
     where nobody decided. by: the user of this machine who decided. why: in words, of a denial.
@@ -62,24 +64,29 @@ class Approval:
 def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Approval:
     """The standing of a run at a real hospital, which is written down as pending where it is new or has other terms.
 
-    Raises BudgetRefused where too many runs wait already; DataError for a file that cannot be read.
+    Raises BudgetRefused where too many runs wait already; DataError for a file, ConfigError for a question that cannot be read.
     """
     run, question = request.run, str(getattr(request, "question", ""))
-    name, settings = _digest(run, question, config), config.given() | ({"question": question} if question else {})
+    if question:
+        read_question(question)
+    name = _digest(run, question, config)
     path = hospital.home / FOLDER / f"{run}.json"
     before = _read(path) if path.is_file() else None
     if before and before.digest == name:
         return before
-    if before is None and len(list(path.parent.glob("*.json"))) >= _MOST_PENDING:
+    if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
         waiting = sum(one.state == "pending" for one in approvals(hospital.home))
         if waiting >= _MOST_PENDING:
             raise BudgetRefused(f"{hospital.site}: {waiting} runs wait for approval already, and no more are taken.")
-    shown = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
+    # A configuration's own key is no question that the hospital is asked.
+    shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
+    shown |= {"question": question} if question else {}
     found = Approval(
         run, name, "pending", shown, f"Polyclinic {polyclinic.__version__}", _now().isoformat(timespec="seconds")
     )
-    _write(path, found)
+    # The journal first, as of a decision.
     append(hospital.home, {"event": "pending", "kind": "approval", "run": run, "terms": name})
+    _write(path, found)
     return found
 
 
@@ -101,7 +108,7 @@ def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> N
 
 def approvals(home: Path) -> list[Approval]:
     """All runs that the hospital knows of, the oldest first. Raises DataError for a file that cannot be read."""
-    return sorted(map(_read, (home / FOLDER).glob("*.json")), key=lambda one: (one.asked, one.run))
+    return sorted(map(_read, (home / FOLDER).glob(_FILES)), key=lambda one: (one.asked, one.run))
 
 
 def approval_named(home: Path, run: str) -> Approval:
@@ -115,17 +122,20 @@ def approval_named(home: Path, run: str) -> Approval:
 def decide(
     home: Path, run: str, terms: str, state: Literal["approved", "denied"], days: float, why: str = ""
 ) -> Approval:
-    """Approve or deny a run under the terms whose digest begins with ``terms``, and write it into the journal.
+    """Approve or deny a run under the ``terms``, and write it into the journal.
 
-    days: for how long an approval holds. A denial needs no terms.
-    Raises ConfigError for a run that has not asked, for other terms than those that it asks now, and for fewer than 8 digits.
+    terms: the whole digest, for whoever asks for the run could make two of the same first digits; a denial needs none.
+    days: for how long an approval holds.
+    Raises ConfigError for a run that has not asked, for other terms than those that it asks now, and for impossible days.
     """
     found, now = approval_named(home, run), _now()
-    if state == "approved" and (len(terms) < _LEAST_DIGITS or not found.digest.startswith(terms)):
+    if state == "approved" and terms != found.digest:
         raise ConfigError(
-            f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}; look at them with `hospital show`, "
-            f"and give {_LEAST_DIGITS} digits or more."
+            f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}…; look at them with `hospital show`, "
+            "and give all digits."
         )
+    if not 0 < days <= _LONGEST_DAYS:
+        raise ConfigError(f"--days is {days:g}; allowed are numbers above 0 and at most {_LONGEST_DAYS}.")
     if len(why) > _LONGEST_WHY or not why.isprintable():
         raise ConfigError(
             f"--why must be one printed line of at most {_LONGEST_WHY} characters: the coordinator is told it."

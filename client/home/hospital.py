@@ -125,6 +125,11 @@ class Hospital:
             return None
         return 0.0 if config.evaluation.metrics == "none" else self.policy.metrics_epsilon
 
+    def approved_epsilon(self, config: RunConfig) -> float:
+        """What a run that a person approved may cost a ledger that trains; infinite without privacy or where nobody has to."""
+        metrics = self.metrics_epsilon(config) or 0.0 if self.moves_patients else 0.0  # both ledgers pay for all
+        return config.privacy.epsilon + metrics if self.waits_for_people and config.privacy.dp else float("inf")
+
     def stream(self, purpose: str, round: int) -> Stream:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""
         return system_stream() if self.seed is None else keyed_stream(self.seed, purpose, round, self.site)

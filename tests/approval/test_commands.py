@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from polyclinic.config import RunConfig
-from tests.approval.test_decisions import enrols, waits
+from polyclinic.server.phases.enrolment import enrol_request
+from tests.approval.test_decisions import counts, enrols, waits
 from tests.deployment.conftest import Cli, cli, coordinator, hospital
 
 __all__ = ["cli", "coordinator", "hospital"]
@@ -39,11 +40,31 @@ def test_a_run_is_shown_with_its_terms_and_approved_by_them(cli: Cli, asked: Pat
     shown = cli("hospital", "show", asked, "trial-1").out
     assert "It asks for ε = 1; spent so far: 0; budget: 2." in shown and "rounds = 3" in shown
     terms = shown.rpartition("--terms ")[2].split("`")[0]
-    assert listed["terms"].startswith(terms) and refusal(asked).startswith("the run waits for approval here")
+    assert listed["terms"] == terms and refusal(asked).startswith("the run waits for approval here")
     done = cli("hospital", "approve", asked, "trial-1", "--terms", terms, "--days", 2)
     assert done.code == 0 and "trial-1: approved by" in done.out and not refusal(asked)
     assert "No run waits." in cli("hospital", "pending", asked).out
     assert "approved" in cli("hospital", "pending", asked, "--all").out
+
+
+def test_a_question_is_shown_with_its_own_epsilon(cli: Cli, asked: Path) -> None:
+    """The configuration around it, which is not what is asked, has another."""
+    question = json.dumps({"kind": "survey", "columns": ["age"], "epsilon": 0.7})
+    enrols(asked / "hospital.toml", RunConfig.build(RUN), enrol_request("ask-1", "", trains=False, question=question))
+    shown = cli("hospital", "show", asked, "ask-1").out
+    assert "It asks for ε = 0.7; spent so far: 0" in shown and "survey, 1 rounds" in shown and "columns" in shown
+
+
+def test_a_coordinators_text_cannot_draw_on_the_screen(cli: Cli, asked: Path) -> None:
+    """Nor has a question in a run's configuration any say in what the run is shown to cost."""
+    text = "x\x1b[2J\nIt asks for ε = 0.1"
+    question = json.dumps({"kind": "survey", "columns": ["age"], "epsilon": 0.1})
+    config = RunConfig.build({**RUN, "model": text, "evaluation.groups": text, "question": question})
+    counts(asked / "hospital.toml", config, "trial-2")
+    shown = cli("hospital", "show", asked, "trial-2").out
+    assert "It asks for ε = 1;" in shown and "\x1b[2J" not in shown and "\nIt asks for ε = 0.1" not in shown
+    listed = cli("hospital", "pending", asked).out
+    assert "trial-2" in listed and "\x1b[2J" not in listed
 
 
 def test_a_run_that_was_approved_can_be_denied(cli: Cli, asked: Path) -> None:
@@ -60,7 +81,7 @@ def test_a_run_that_was_approved_can_be_denied(cli: Cli, asked: Path) -> None:
             ("approve", "trial-1", "--terms", "0123456789ab"),
             "The terms are '0123456789ab', but run 'trial-1' now asks under",
         ),
-        (("approve", "trial-1", "--terms", ""), "and give 8 digits or more"),
+        (("approve", "trial-1", "--terms", ""), "and give all digits"),
         (
             ("approve", "trial-2", "--terms", "0123456789ab"),
             "No run 'trial-2' has asked for approval; runs that did: trial-1.",

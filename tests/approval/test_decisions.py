@@ -1,6 +1,7 @@
 """Where the policy has require-approval, nothing of a run is computed or charged before a person approved its very terms."""
 
 import json
+import math
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from polyclinic.client.home.journal import read_journal
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.privacy.accounting import gaussian_event
+from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
 from polyclinic.wire.messages import (
@@ -63,7 +66,7 @@ def test_a_run_waits_until_it_is_approved_and_nothing_is_charged_before(hospital
     refused = counts(hospital, config)
     assert refused.error.code == REFUSED and "waits for approval" in refused.error.reason
     assert not (home / "ledger.sqlite").exists()
-    decide(home, "trial-1", found.digest[:8], "approved", 30.0)
+    decide(home, "trial-1", found.digest, "approved", 30.0)
     assert waits(enrols(hospital, config)) == ("", False)
     assert not counts(hospital, config).has_error() and ledger(hospital).spent() > 0
     events = [(entry["event"], entry["kind"]) for entry in read_journal(home).entries if entry["kind"] == "approval"]
@@ -99,12 +102,20 @@ def test_a_run_that_was_approved_for_little_cannot_spend_more(hospital: Path) ->
     assert not counts(hospital, config).has_error() and 0 < ledger(hospital).spent() < 1
 
 
-@pytest.mark.parametrize("key", ["out", "timeout", "workers"])
+def test_a_run_whose_plan_costs_more_than_it_asks_for_is_refused_before_anybody_is_asked(hospital: Path) -> None:
+    """As where the hospital counts the replacement of a patient: the calibrated noise costs about twice as much there."""
+    hospital.write_text(hospital.read_text().replace("budget = 2.0", 'budget = 9.0\nrelation = "replace-one"'))
+    why, pending = waits(enrols(hospital, RunConfig.build(RUN)))
+    assert "The run may spend epsilon 1 at 'St. Elsewhere'" in why and not pending
+    assert not approvals(hospital.parent / "home")
+
+
+@pytest.mark.parametrize("key", ["out", "timeout", "workers", "participation.approval-wait"])
 def test_what_is_of_the_coordinators_machine_is_no_term(hospital: Path, key: str) -> None:
     home = hospital.parent / "home"
     enrols(hospital, RunConfig.build(RUN))
     decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
-    value = {"out": "elsewhere", "timeout": 77.0, "workers": 3}[key]
+    value = {"out": "elsewhere", "timeout": 77.0, "workers": 3}.get(key, 9.0)
     assert waits(enrols(hospital, RunConfig.build({**RUN, key: value}))) == ("", False)
 
 
@@ -142,6 +153,33 @@ def test_a_coordinators_question_waits_too_and_another_one_waits_anew(hospital: 
     assert not reply.has_error() or "waits for approval" not in reply.error.reason
     other = ask.model_copy(update={"question": question.replace("0.1", "0.2")})
     assert "waits for approval" in app.call_stack([message(other, ASK)], [context(hospital, config)])[0].error.reason
+
+
+def test_a_question_that_was_approved_is_answered_for_its_price_once(hospital: Path) -> None:
+    """Whatever else the messages say: another plan makes another release of the same question."""
+    text = hospital.read_text().replace("require-approval", 'allowed-tasks = ["survey"]\nrequire-approval')
+    hospital.write_text(text)
+    home, config = hospital.parent / "home", RunConfig.build({})
+    ask = AskRequest(run="ask-1", site=0, question=json.dumps({"kind": "survey", "columns": ["age"], "epsilon": 0.1}))
+    app.call_stack([message(ask, ASK)], [context(hospital, config)])
+    decide(home, "ask-1", approval_named(home, "ask-1").digest, "approved", 1.0)
+    replies = [app.call_stack([message(ask.model_copy(update={"plan": plan}), ASK)], [context(hospital, config)])[0]
+               for plan in ("", "", plan_text([(gaussian_event(50.0), 1)]))]  # fmt: skip
+    assert [reply.has_error() for reply in replies] == [False, False, True]
+    assert "The run may spend epsilon 0.0999" in replies[2].error.reason and ledger(hospital).spent() < 0.1
+
+
+def test_a_question_that_cannot_be_read_waits_for_nobody(hospital: Path) -> None:
+    ask = AskRequest(run="ask-1", site=0, question="\x1b[2Jlook here")
+    reply = app.call_stack([message(ask, ASK)], [context(hospital, RunConfig.build({}))])[0]
+    assert reply.has_error() and not approvals(hospital.parent / "home")
+
+
+def test_a_file_that_is_being_written_is_no_approval(hospital: Path) -> None:
+    home = hospital.parent / "home"
+    enrols(hospital, RunConfig.build(RUN))
+    (home / "approvals" / ".partial-0a1b2c3d.trial-1.json").write_text("{")
+    assert [one.run for one in approvals(home)] == ["trial-1"]
 
 
 def test_who_settles_what_a_run_leaves_open_asks_nobody(hospital: Path) -> None:
@@ -186,7 +224,10 @@ def test_bad_answers_to_a_run_change_nothing(hospital: Path) -> None:
     home = hospital.parent / "home"
     enrols(hospital, RunConfig.build(RUN))
     digest = approvals(home)[0].digest
-    bad = [("nobody", digest, ""), ("trial-1", digest[:7], ""), ("trial-1", "f" * 64, ""), ("trial-1", digest, "a\nb")]
+    for days in (0.0, -1.0, math.nan, math.inf, 1e9):
+        with pytest.raises(ConfigError, match="--days is"):
+            decide(home, "trial-1", digest, "approved", days)
+    bad = [("nobody", digest, ""), ("trial-1", digest[:32], ""), ("trial-1", "f" * 64, ""), ("trial-1", digest, "a\nb")]
     for run, terms, why in bad:
         with pytest.raises(ConfigError):
             decide(home, run, terms, "approved", 1.0, why)

@@ -314,7 +314,7 @@ def test_a_question_waits_until_a_person_at_the_hospital_approves_it(federation:
         journal = federation.call("hospital", "journal", north, "--last", 0)["entries"]
         charges = federation.call("hospital", "status", north)["ledger"]["charges"]
         assert waiting["task"] and any(entry["event"] == "pending" for entry in journal) and not asked
-        federation.call("hospital", "approve", north, waiting["run"], "--terms", waiting["terms"][:12])
+        federation.call("hospital", "approve", north, waiting["run"], "--terms", waiting["terms"])
         asking.join(timeout=200)
         assert set(asked[0]["sites"]) == {"north", "south"} and not asked[0]["dropouts"]
         assert federation.call("hospital", "status", north)["ledger"]["charges"] == charges + 1

@@ -53,20 +53,26 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
     asks = "no privacy" if facts["epsilon"] is None else f"ε = {facts['epsilon']:g}"
     budget = "no limit" if ledger["budget"] is None else f"{ledger['budget']:g}"
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
-    settings = [f"  {key} = {value}" for key, value in facts["settings"].items()]
+    what = ", ".join(facts[name] for name in ("task", "model", "strategy") if facts[name])
+    metrics = ""
+    if facts["metrics"] not in ("", "none"):
+        metrics = (
+            f"; metrics: {facts['metrics']}, for up to ε = {node.policy.metrics_epsilon:g} more of held-out patients"
+        )
+    settings = [f"  {key} = {value!r}" for key, value in facts["settings"].items()]
     answer(
         as_json, facts, f"{run}: {facts['state']}{_decision(facts)}",
         f"It asks for {asks}; spent so far: {spent}; budget: {budget}.",
-        f"{facts['task']}, {facts['model']}, {facts['strategy']}, {facts['rounds']} rounds; metrics: {facts['metrics']}",
+        f"{what}, {facts['rounds']} rounds{metrics}",
         f"Code: {facts['code']}", "All settings that are not usual:", *settings,
-        f"`polyclinic hospital approve {folder} {run} --terms {facts['terms'][:_DIGITS]}` lets it begin.",
+        f"`polyclinic hospital approve {folder} {run} --terms {facts['terms']}` lets it begin.",
     )  # fmt: skip
 
 
 def approve(
     folder: Folder,
     run: RunName,
-    terms: Annotated[str, typer.Option(help="The first 8 or more digits of the terms, as `show` has them.")],
+    terms: Annotated[str, typer.Option(help="All digits of the terms, as `show` has them.")],
     days: Annotated[
         float | None, typer.Option(help="For how many days; the policy's approval-days where it is not given.")
     ] = None,
@@ -110,12 +116,19 @@ def _facts(approval: Approval) -> dict[str, Any]:
     from datetime import UTC, datetime
 
     from polyclinic.config import RunConfig
+    from polyclinic.releases.kinds import read_question
 
     config = RunConfig.build(approval.settings)
+    epsilon = config.privacy.epsilon if config.privacy.dp else None
+    # A coordinator's text could otherwise move the cursor, or look like another line.
+    names = {"task": config.task, "model": config.model, "strategy": config.strategy}
+    facts: dict[str, Any] = {key: name if name.isprintable() else repr(name) for key, name in names.items()}
+    facts |= {"rounds": config.rounds, "epsilon": epsilon, "metrics": config.evaluation.metrics}
+    if asked := approval.settings.get("question"):
+        question = read_question(asked)
+        facts = dict.fromkeys(facts, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}
     return {
-        "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), "task": config.task,
-        "model": config.model, "strategy": config.strategy, "rounds": config.rounds,
-        "epsilon": config.privacy.epsilon if config.privacy.dp else None, "metrics": config.evaluation.metrics,
+        "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), **facts,
         "code": approval.code, "settings": approval.settings,
         **{name: getattr(approval, name) for name in ("asked", "decided", "until", "by", "why")},
     }  # fmt: skip

@@ -258,14 +258,14 @@ def _judged(terms: Terms, past: History, charge: Charge) -> tuple[str, str, Hist
     entry = entry_of(charge.event)
     is_first = is_costly(entry) and all(block.run != charge.run for block in past)
     plan = charge.plan if is_first else ""
-    if plan and not charge.release:
+    if plan and not charge.release and charge.most == math.inf:
         plan = with_spares(past, charge.run, plan, terms)
     total = with_charge(past, charge.run, entry, read_plan(plan))
     return entry, plan, total, _afford(terms, past, total, charge)
 
 
-def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str) -> None:
-    """Raises BudgetRefused if the budget has no room for ``events``, with which a ``run`` begins that declares ``plan``.
+def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str, most: float) -> None:
+    """Raises BudgetRefused if budget or ``most`` have no room for ``events``, with which a ``run`` begins that declares ``plan``.
 
     Charges nothing, and begins no ledger where there is none. A run of which the ledger holds a charge has begun: what it
     still costs is judged charge by charge.
@@ -276,7 +276,7 @@ def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEven
         past = total = past_all([ledger])[0] if rows else ()
         for event in events:
             total = with_charge(total, run, entry_of(event), read_plan(plan))
-        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1))
+        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1, most=most))
         if isinstance(after, BudgetRefused):
             raise after
 
@@ -328,12 +328,13 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
 
 def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
     if charge.most < math.inf and total != past:
-        # Runs are calibrated by the tight accountant, whichever the ledger adds up by.
+        # As under a budget of its own, by the tight accountant, as runs are calibrated.
         own = tuple(block for block in total if block.run == charge.run)
-        if (cost := epsilon_of(own, replace(terms, accountant="pld"))) > charge.most * _ROUNDING:
+        limit = replace(terms, accountant="pld", budget=charge.most * _ROUNDING)
+        if not is_affordable(own, limit):
             return BudgetRefused(
                 f"The run may spend epsilon {charge.most:.4g} at {terms.site!r}, and {charge.purpose!r} of round "
-                f"{charge.round} would make it {cost:.4g}."
+                f"{charge.round} would make it {filtered_epsilon(own, limit):.4g}."
             )
     # What costs nothing is never refused, even if the policy's budget is now below what was spent.
     if terms.budget is None or total == past:

@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import dp_accounting as dpa
@@ -17,9 +18,10 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
+from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, check_affordable
 from polyclinic.privacy.ledger.file import connection
 from polyclinic.privacy.ledger.statements import statements
+from polyclinic.privacy.ledger.terms import plan_text
 
 ROUND = dpsgd_event(0.1, 1.2, 5)
 
@@ -127,6 +129,21 @@ def test_a_plan_fits_into_a_budget_of_its_own_epsilon_and_no_further(path):
     for run in ("run-1", "run-2"):
         with pytest.raises(BudgetRefused, match="run 'run-1' declared before its first charge"):
             ledger.charge(one_round, "training", run, 5)
+
+
+def test_a_run_that_may_cost_so_much_cannot_choose_from_a_longer_plan(path):
+    """What is picked from a plan by the answers is no composition of the plan, whatever the picked charges cost."""
+    ledger, made = _open(path, 50.0), plan(epsilon=1.0, delta=1e-5, training=lambda z: ((dpsgd_event(0.1, z, 3), 4),))
+    one_round = dpsgd_event(0.1, made.noise_multiplier, 3)
+    longer, own = plan_text([(one_round, 40)]), plan_text(made.charges)
+    charge = Charge(one_round, "train", "run-1", 1, plan=longer, most=1.0)
+    (refused,) = charge_all([(ledger, charge)])
+    assert isinstance(refused, BudgetRefused) and "may spend epsilon 1 at" in str(refused) and not ledger.events()
+    with pytest.raises(BudgetRefused, match="may spend epsilon 1 at"):
+        check_affordable(path, ledger.terms, "run-1", [one_round], longer, 1.0)
+    check_affordable(path, ledger.terms, "run-1", [one_round], own, 1.0)
+    after = [charge_all([(ledger, replace(charge, round=turn, plan=own))])[0] for turn in range(5)]
+    assert [isinstance(one, BudgetRefused) for one in after] == [False] * 4 + [True] and ledger.spent() <= 1.0
 
 
 def test_budget_is_the_policys_of_now(path):

@@ -136,7 +136,8 @@ SAID = {
         breast-cancer moments .912, trial independent .907, trial marginals-mst .905, trial visits .894,
         ist independent .758, ist marginals-mst .759, ist mixture .761, icu visits .625, icu moments .717,
         icu independent .693, icu marginals-mst .777, icu real .830, breast-cancer marginals-mst .979,
-        breast-cancer real .991, heart-disease marginals-mst .848, heart-disease gan .844, heart-disease maf .781, heart-disease real .868, heart-disease independent .875,
+        breast-cancer real .991, heart-disease marginals-mst .848, heart-disease gan .844, heart-disease maf .781,
+        heart-disease real .868, heart-disease independent .875,
         rare marginals-mst .733, eicu-demo marginals-mst .747, eicu-demo independent .541, diabetes-130 marginals-mst .547,
         eicu-demo moments .592, eicu-demo real .798, diabetes-130 moments .522, diabetes-130 real .606,
         digits moments .880, digits real .993

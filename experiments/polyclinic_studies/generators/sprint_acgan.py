@@ -1,10 +1,11 @@
 """What noise, clipping and the choice of epochs do to the AC-GAN of ``sprint``: Beaulieu-Jones et al. 2019, Figure 1B to D.
 
-The grid and the course are each of one simulation, as they show a tendency and decide nothing.
+The grid and the course are each of one simulation: they show a tendency and decide nothing.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,15 +16,18 @@ from polyclinic.evaluation.figures.rounds import plot_lines
 from polyclinic.evaluation.synthetic.classifiers import transfer
 from polyclinic.evaluation.synthetic.columns import correlations
 from polyclinic.experiments import markdown
-from polyclinic.synthesis.synthesizer import Synthesizer
-from polyclinic_studies.generators.patients import Patients, hospitals_of, real_patients, synthetic
+from polyclinic.inspection.result import RunResult
+from polyclinic_studies.generators.curves import course
+from polyclinic_studies.generators.patients import hospitals_of, real_patients, synthetic
 from polyclinic_studies.generators.transfer_study import Options
 from polyclinic_studies.parts import Parts, outcome_of
 
 EPSILONS, CLIPS = (1.0, 2.5, 10.0), (0.1, 0.5, 2.5)
-#: A third of the rounds, each with three times the generator's steps.
-SHORT: Options = {"rounds": 10, "synthesis.options": "steps=60", "synthesis.candidates": 0}
-# The paper's choice is by these two.
+#: A third of the rounds, each with three times the generator's steps, and noise of each hospital's own, which is quickly drawn.
+SHORT: Options = {
+    "rounds": 10, "synthesis.options": "steps=60", "synthesis.candidates": 0,
+    "secure.aggregation": False, "secure.shared-noise": False,
+}  # fmt: skip
 _JUDGES = ("lr", "rf")
 
 
@@ -34,17 +38,23 @@ def grid(parts: Parts, options: Options) -> list[dict[str, Any]]:
     for epsilon in EPSILONS:
         for clip in CLIPS:
             cell = {**options, **SHORT, "privacy.epsilon": epsilon, "privacy.max-grad-norm": clip}
-
-            def measure(cell: Options = cell) -> dict[str, Any]:
-                outcome = outcome_of(cell)
-                assert outcome.synthesizer is not None and outcome.privacy is not None
-                scores = _scores(outcome.synthesizer, real_patients(hospitals_of(cell)), int(cell["seed"]))
-                return scores | {"noise multiplier": outcome.privacy.noise_multiplier}
-
-            found = parts.answer(f"grid-{epsilon:g}-{clip:g}", cell, measure)
-            parts.say(f"acgan, epsilon {epsilon:g}, clip {clip:g}: {found}")
+            found = parts.answer(f"grid-{epsilon:g}-{clip:g}", cell, lambda cell=cell: _measured(cell))
+            parts.say(f"acgan, epsilon {epsilon:g}, clip norm {clip:g}: {found}")
             cells.append({"epsilon": epsilon, "clip": clip, **found})
     return cells
+
+
+def _measured(cell: Options) -> dict[str, Any]:
+    outcome = outcome_of(cell)
+    assert outcome.synthesizer is not None and outcome.privacy is not None
+    real, seed = real_patients(hospitals_of(cell)), int(cell["seed"])
+    table = synthetic(outcome.synthesizer, len(real.train.y), seed)[1]
+    judged = transfer(
+        (real.train.x, real.train.y), {"acgan": (table.x, table.y)}, (real.test.x, real.test.y), seed=seed, classifiers=_JUDGES
+    )["acgan"]  # fmt: skip
+    return {kind: judged[kind].minus_real["accuracy"].value for kind in _JUDGES} | {
+        "spearman": correlations(real.train.x, table.x).spearman, "noise multiplier": outcome.privacy.noise_multiplier,
+    }  # fmt: skip
 
 
 def grid_table(cells: Sequence[Mapping[str, Any]]) -> str:
@@ -59,39 +69,20 @@ def grid_table(cells: Sequence[Mapping[str, Any]]) -> str:
     return markdown(["ε", "noise multiplier", *(f"clip norm {clip:g}" for clip in CLIPS)], rows)
 
 
-def course(parts: Parts, options: Options) -> dict[str, Any]:
-    """What each candidate of a run teaches, as ``grid`` measures it, by its round, and the rounds that hospitals ``chosen``."""
-
-    def measure() -> dict[str, Any]:
-        outcome = outcome_of(options)
-        assert outcome.learning is not None
-        real, state = real_patients(hospitals_of(options)), outcome.learning.state
-        candidates = outcome.learning.half.candidates(state)
-        scores = {str(number): _scores(one, real, int(options["seed"])) for number, one in candidates.items()}
-        return {"chosen": state["selected"], "candidates": scores}
-
-    found: dict[str, Any] = parts.answer("candidates", options, measure)
-    return found
+def chosen_rounds(result: RunResult) -> list[int]:
+    """The rounds whose generators hospitals chose; a run's summary has them in words alone."""
+    words = re.search(r"generators of rounds ([\d, ]+), which", " ".join(result.summary["notes"]))
+    return sorted(int(number) for number in words[1].split(",")) if words else []
 
 
-def course_figure(found: Mapping[str, Any]) -> Figure:
-    """Accuracy by round, the chosen ones marked."""
-    rounds = np.array([float(number) for number in found["candidates"]])
-    lines = {name: np.array([one[name] for one in found["candidates"].values()]) for name in _JUDGES}
-    drawn = {words: (rounds, lines[name]) for name, words in (("lr", "logistic regression"), ("rf", "random forest"))}
-    marked = np.isin(rounds, found["chosen"])
-    drawn["chosen"] = (rounds[marked], lines["lr"][marked])
-    caption = "Of classifiers of generated participants, by the generator's round; first simulation."
-    style = {"chosen": {"linestyle": "none", "marker": "D", "markersize": 8}}
-    return plot_lines(drawn, "Accuracy less that of real participants", caption, style)
-
-
-def _scores(synthesizer: Synthesizer, real: Patients, seed: int) -> dict[str, float | None]:
-    """Accuracy on held-out participants less that of training on real ones, and Spearman of the correlations."""
-    table = synthetic(synthesizer, len(real.train.y), seed)[1]
-    judged = transfer(
-        (real.train.x, real.train.y), {"acgan": (table.x, table.y)}, (real.test.x, real.test.y), seed=seed, classifiers=_JUDGES
-    )["acgan"]  # fmt: skip
-    return {kind: judged[kind].minus_real["accuracy"].value for kind in _JUDGES} | {
-        "spearman": correlations(real.train.x, table.x).spearman
-    }
+def course_figure(runs: Mapping[str, RunResult]) -> Figure:
+    """Accuracy by round of what each run's generator teaches, the chosen rounds marked."""
+    lines, styles = {}, {}
+    for name, result in runs.items():
+        by_round = dict(course(result))
+        chosen = [number for number in chosen_rounds(result) if number in by_round]
+        lines[name] = (np.array([*by_round], dtype=float), np.array([*by_round.values()]))
+        lines[f"{name}, chosen"] = (np.array(chosen, dtype=float), np.array([by_round[number] for number in chosen]))
+        styles[f"{name}, chosen"] = {"linestyle": "none", "marker": "D"}
+    caption = "Of a logistic regression of the round's generated participants, mean over hospitals; first simulation."
+    return plot_lines(lines, "Accuracy on held-out participants", caption, styles)

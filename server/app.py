@@ -133,6 +133,8 @@ def main(grid: Grid, context: Context) -> None:
             return
         begun = Run.to_resume(config) if config.resume else None
         hospitals = PromptGrid(grid, simulates(os.environ))
+        if begun and config.method_is_open:
+            begun.check_method(settle(hospitals, config).model)
         config = begun.as_begun(config) if begun else settle(hospitals, config)
         check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
         if config.privacy.dp:

@@ -52,6 +52,8 @@ TRAINERS: dict[str, dict[str, Any]] = {
     "effect": {"task": "effect", "task-options": "treatment=intensive"},
     "components": {"task": "components"},
     "clusters": {"task": "clusters"},
+    "survival": {"task": "survival", "dataset": "ist-survival"},
+    "cox": {"task": "cox", "dataset": "ist-survival", "task-options": "terms='age + sex'"},
     **{name: {**_SYNTHESIS, "model": name} for name in ("moments", "independent", "latent", "mixture", "marginals")},
     "visits": {**_SYNTHESIS, "model": "visits", "dataset": "icu"},
     "marginals, mst": {**_SYNTHESIS, "model": "marginals", "synthesis.options": "algorithm=mst"},

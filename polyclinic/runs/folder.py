@@ -166,6 +166,14 @@ class Run:
         config = config.taking(begun.training.optimizer).using(begun.model)
         return config if config.privacy.delta else config.changed({"privacy.delta": begun.privacy.delta})
 
+    def check_method(self, chosen: str) -> None:
+        """Raises ConfigError where hospitals, which are told no model, have ``chosen`` another than the run was begun with."""
+        if chosen != (model := self.config().model):
+            raise ConfigError(
+                f"Configuration key 'model' is not given, so that hospitals choose {chosen!r} by their schema, but the run "
+                f"{self.name} was begun with {model!r}: give that."
+            )
+
     def check_unfinished(self) -> None:
         """Raises ConfigError when the run has finished, holds no checkpoint, or was begun with another Polyclinic."""
         if self.finished or not self.checkpoint.is_file():

@@ -62,7 +62,12 @@ def analyse_sets(
     for name in variables:
         if name not in columns:
             raise ConfigError(f"variables names {name!r}; the sets have {several(columns)}.{nearest(name, columns)}")
-    rule, patients = found.get("rule"), found.get("patients") or patients
+    rule, stated = found.get("rule"), found.get("patients")
+    if None not in (patients, stated) and patients != stated:
+        raise ConfigError(
+            f"patients (--patients) is {patients:g}, but {path} says that the run was of {stated:,}; leave it out."
+        )
+    patients = stated or patients
     if rule is None:
         raise ConfigError(
             f"{path} names no rule: no way to combine these sets gives intervals that hold (docs/synthesis/inference.md). Draw "

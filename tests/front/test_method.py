@@ -111,6 +111,10 @@ def test_a_run_of_a_named_method_goes_on_only_under_its_name(tmp_path: Path) -> 
     """Else the coordinator would go on with it, and each hospital with what its schema chooses."""
     run = Run.create(RunConfig.build({"task": "synthesis", "model": "marginals", "out": str(tmp_path)}))
     assert run.as_begun(RunConfig.build({"task": "synthesis"})).model == "moments"
+    with pytest.raises(
+        ConfigError, match="'model' is not given, .* choose 'latent' .* was begun with 'marginals': give that"
+    ):
+        run.check_method("latent")
     run.checkpoint.touch()
     with pytest.raises(ConfigError, match="'model' has the value 'moments', but the run .* was begun with 'marginals'"):
         Run.to_resume(RunConfig.build({"task": "synthesis", "out": str(tmp_path), "resume": run.name}))

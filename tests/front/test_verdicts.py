@@ -220,6 +220,10 @@ def test_the_command_gathers_what_is_there(tmp_path: Path) -> None:
     assert whole["failed"] == {} and set(whole["not run"]) == set(experiments()) - {"good"}
     shown = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path)])
     assert "targets.md" in shown.stdout and "met by" in shown.stdout
+    empty = CliRunner().invoke(app, ["reproduce", "all", "--out", str(tmp_path / "empty")])
+    assert isinstance(empty.exception, DataError)
+    assert "empty has no results; polyclinic reproduce all --full" in str(empty.exception)
+    assert not (tmp_path / "empty").exists()
 
 
 def test_goals_are_stated_once() -> None:

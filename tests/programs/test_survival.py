@@ -21,7 +21,7 @@ from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
 from polyclinic.programs import program_of
-from polyclinic.training.auditing.audit import noise, sensitivity
+from polyclinic.training.auditing.audit import noise, sampling, sensitivity
 from polyclinic.training.auditing.subject import canaries
 from polyclinic.training.survival.counts import SurvivalCounts
 from tests.conftest import ROOT
@@ -177,14 +177,20 @@ def test_the_command_prints_the_tables(tmp_path: Path, command: Callable[..., An
 
 
 @pytest.mark.parametrize(
-    ("task", "options"),
-    [("survival", {"by": "horTh"}), ("cox", {"terms": "horTh + log1p(pnodes)", "edges": [600, 1200]})],
+    ("dataset", "task", "options"),
+    [
+        (COHORTS + "GBSG2", "survival", {"by": "horTh"}),
+        (COHORTS + "GBSG2", "cox", {"terms": "horTh + log1p(pnodes)", "edges": [600, 1200]}),
+        ("ist-survival", "survival", {}),
+    ],
 )
-def test_an_audit_takes_the_sum_for_one_that_a_patient_moves_by_one_at_most(task: str, options: dict[str, Any]) -> None:
-    """Labels have two columns, times and events, also those of canaries."""
-    subject = subject_of_config(RunConfig(dataset=COHORTS + "GBSG2", task=task, task_options=options))
+def test_an_audit_takes_the_sum_for_one_that_a_patient_moves_by_one_at_most(
+    dataset: str, task: str, options: dict[str, Any]
+) -> None:
+    """Labels have two columns, times and events, also those of canaries, of whom a sum may tell only one from all others."""
+    subject = subject_of_config(RunConfig(dataset=dataset, task=task, task_options=options))
     assert canaries(subject, 20, 1.0).y.shape == (20, 2)
-    assert all(finding.passed for finding in (sensitivity(subject), *noise(subject)))
+    assert all(finding.passed for finding in (sensitivity(subject), *noise(subject), *sampling(subject)))
 
 
 @pytest.mark.slow

@@ -364,6 +364,11 @@ def test_models_that_are_drawn_anew_are_certified_with_their_rule_and_its_limits
     )
     with pytest.raises(ConfigError, match="variables names 'ages'; the sets have .*age"):
         analyse_sets(path, ["ages"], mean_age)
+    stated = json.loads(path.read_text())["inference"]["patients"]
+    with pytest.raises(
+        ConfigError, match=rf"is {stated + 1:g}, but .* says that the run was of {stated:,}; leave it out"
+    ):
+        analyse_sets(path, ["age"], mean_age, patients=stated + 1)
     (tmp_path / "several-02.csv").write_text("age\n")
     with pytest.raises(DataError, match="several-02.csv is missing or not as"):
         analyse_sets(path, ["age"], mean_age)

@@ -134,6 +134,8 @@ class LiveProgress(progress.Progress):
                 (promise, "" if privacy or config.central.on else "yellow"),
             )
         )
+        if chosen := program.chosen(sites[0].schema):
+            self._console.print(chosen, style="dim", soft_wrap=True)
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         rows = {row["site"]: row for row in state.newest_rows()}

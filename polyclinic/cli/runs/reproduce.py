@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyclinic.cli.terminal import Json, answer, console, json_alone, loading, table
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 
 
 def reproduce(
@@ -73,13 +73,15 @@ def reproduce(
 def _all(out: Path, run: bool, quick: bool, as_json: bool) -> None:
     with loading():
         from polyclinic.experiments import experiments
-        from polyclinic.experiments.together import TARGETS_TABLE, gather, run_all
+        from polyclinic.experiments.together import TARGETS_TABLE, gather, results, run_all
 
     known, progress = experiments(), console(as_json=True)
     failed: dict[str, str] = {}
     with json_alone(as_json):
         if run:
             failed = run_all(known, out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
+        elif not results(out):
+            raise DataError(f"{out} has no results; polyclinic reproduce all --full runs every experiment into it.")
         found = gather(known, out)
     headings = ("goal", "verdict", "met", "missed", "no verdict")
     lines = [(line.get("id") or f"own, {line['experiment']}", line["verdict"], *(str(line[n]) for n in ("met", "missed", "open")))

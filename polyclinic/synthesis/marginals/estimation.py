@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from logging import getLogger
 
 import numpy as np
 from scipy.optimize import minimize
@@ -19,7 +20,10 @@ _NATS = 10.0
 _LEAST_VARIANCES = (1e-4, 1e-6, 1e-8)
 _CONVERGED = 1e-5
 _OPTIONS = {"maxiter": 400, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
+# What steps may leave of a frequency and say nothing, by the deviation of its noise, or by so much where that is smaller.
+_UNSAID, _SMALL = 0.1, 1e-3
 _LEAST = 1e-6
+_log = getLogger(__name__)
 
 Clique = tuple[int, ...]
 
@@ -114,6 +118,12 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
         done = bool(np.abs(found.jac).max() < _CONVERGED)
         if done or least == _LEAST_VARIANCES[0]:
             weights = scale * found.x
+            short = float((np.abs(found.jac) / (scale * np.maximum(deviation, _SMALL))).max())
+            if short > _UNSAID:
+                _log.warning(
+                    "The fit of the marginals stopped after %d steps, before it was done: a frequency is off by up to %.2g "
+                    "deviations of its noise. Fewer bins or columns make a smaller model.", found.nit, short,
+                )  # fmt: skip
         if not done:
             break
     return field, np.asarray(start + adds.T @ weights)

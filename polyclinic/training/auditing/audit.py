@@ -187,12 +187,12 @@ def as_claimed(view: View, found: Reals) -> Iterator[Finding]:
 
 
 def _moments(found: Reals) -> Reals:
-    """(4,) statistics of (rounds, sites, patients) counts, which tell one way of sampling from another."""
+    """(4,) statistics of (rounds, sites, patients) counts, which tell ways of sampling apart; the last is 0 without pairs."""
     mean = found.mean()
     apart = (found - mean).reshape(-1, found.shape[2])
     covariance = apart.T @ apart / len(apart)
     pairs = covariance[np.triu_indices(len(covariance), k=1)]
-    return np.array([mean, apart.sum(axis=1).var(), found.sum(axis=0).var(), np.mean(pairs**2)])
+    return np.array([mean, apart.sum(axis=1).var(), found.sum(axis=0).var(), np.mean(pairs**2) if pairs.size else 0.0])
 
 
 @dataclass(frozen=True)

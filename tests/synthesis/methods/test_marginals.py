@@ -15,7 +15,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import DataError
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, make
+from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, estimation, make
 from polyclinic.synthesis.marginals.estimation import Measured, asked, fit, maximal, model_cells
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.sums import HIDDEN, SynthesisMethod, clipped_total, fit_centrally
@@ -184,6 +184,16 @@ def test_a_fit_is_the_closest_model_but_for_ten_nats_of_entropy() -> None:
     for first, second in [(0, 1), (1, 2), (0, 2)]:
         expected = (by_class[first] / tables[(3,)]) @ by_class[second].T
         np.testing.assert_allclose(tables[first, second], expected.ravel(), atol=1e-4)
+
+
+def test_a_fit_that_was_stopped_says_so(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    fit(*measurements(20.0))
+    fit(*measurements(1e-6))
+    assert not caplog.records
+    monkeypatch.setitem(estimation._OPTIONS, "maxiter", 2)
+    fit(*measurements(20.0))
+    (record,) = caplog.records
+    assert "stopped after 2 steps" in record.getMessage() and "Fewer bins or columns" in record.getMessage()
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,7 @@ def grid(parts: Parts, options: Options) -> list[dict[str, Any]]:
     for epsilon in EPSILONS:
         for clip in CLIPS:
             cell = {**options, **SHORT, "privacy.epsilon": epsilon, "privacy.max-grad-norm": clip}
-            found = parts.answer(f"grid-{epsilon:g}-{clip:g}", cell, lambda cell=cell: _measured(cell))
+            found = parts.answer(f"grid-{epsilon:g}-{clip:g}", cell, partial(_measured, cell))
             parts.say(f"acgan, epsilon {epsilon:g}, clip norm {clip:g}: {found}")
             cells.append({"epsilon": epsilon, "clip": clip, **found})
     return cells
@@ -76,13 +77,12 @@ def chosen_rounds(result: RunResult) -> list[int]:
 
 
 def course_figure(runs: Mapping[str, RunResult]) -> Figure:
-    """Accuracy by round of what each run's generator teaches, the chosen rounds marked."""
-    lines, styles = {}, {}
+    """Accuracy by round of what each run's generator teaches, a diamond at each chosen round."""
+    courses = {name: dict(course(result)) for name, result in runs.items()}
+    lines = {name: (np.array([*one], dtype=float), np.array([*one.values()])) for name, one in courses.items()}
+    caption = "Of a logistic regression of the round's generated participants; diamonds: chosen rounds."
+    figure = plot_lines(lines, "Accuracy on held-out participants", caption)
     for name, result in runs.items():
-        by_round = dict(course(result))
-        chosen = [number for number in chosen_rounds(result) if number in by_round]
-        lines[name] = (np.array([*by_round], dtype=float), np.array([*by_round.values()]))
-        lines[f"{name}, chosen"] = (np.array(chosen, dtype=float), np.array([by_round[number] for number in chosen]))
-        styles[f"{name}, chosen"] = {"linestyle": "none", "marker": "D"}
-    caption = "Of a logistic regression of the round's generated participants, mean over hospitals; first simulation."
-    return plot_lines(lines, "Accuracy on held-out participants", caption, styles)
+        chosen = [number for number in chosen_rounds(result) if number in courses[name]]
+        figure.axes[0].plot(chosen, [courses[name][number] for number in chosen], "kD", zorder=5)
+    return figure

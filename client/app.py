@@ -158,6 +158,8 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
         config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
+        if hospital.waits_for_people and kind is not EnrolRequest:  # who enrols says itself that the run waits
+            import_module("polyclinic.client.home.approvals").check_approved(hospital, request, config)
         return Call(message.content, hospital, request, config)
     except Exception as error:
         return error
@@ -229,11 +231,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     if isinstance(answer, RecordDict):
         return answering(message, answer)
     if _is_full_disk(answer):
-        log(
-            ERROR,
-            "The disk of this hospital's ledger and of the files beside it is full; make room on it.",
-            exc_info=answer,
-        )
+        log(ERROR, "The disk of this hospital's ledger and the files beside it is full; make room.", exc_info=answer)
         return Message(
             Error(FAILED, "the hospital's disk is full; it can answer again when there is room"), reply_to=message
         )

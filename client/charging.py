@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -76,7 +77,19 @@ class Release(Generic[R]):
     def charge(self, call: Call[R]) -> Charge:
         """What the ledger is asked for; a simulated hospital's streams make the same numbers again, at no cost."""
         name = self.identify(call) if call.hospital.simulated else ""
-        return Charge(self.event(call), self.purpose, call.request.run, self.round, name, self.plan(call))
+        return Charge(
+            self.event(call), self.purpose, call.request.run, self.round, name, self.plan(call), self._most(call)
+        )
+
+    def _most(self, call: Call[R]) -> float:
+        """The epsilon that a run asked for when a person approved it; a question's own price is what it says."""
+        config = call.config
+        if not (call.hospital.waits_for_people and config.privacy.dp) or isinstance(call.request, AskRequest):
+            return math.inf
+        metrics = call.hospital.metrics_epsilon(config) or 0.0
+        if call.hospital.moves_patients:  # both ledgers pay for all
+            return config.privacy.epsilon + metrics
+        return metrics if self.account is open_held_out else config.privacy.epsilon
 
 
 def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:

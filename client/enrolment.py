@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from dp_accounting import DpEvent
@@ -49,6 +50,11 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
                 _check_run(call)
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
+        if (call.request.trains or call.request.question) and hospital.waits_for_people:
+            from polyclinic.client.home.approvals import standing  # loaded where the policy asks for it
+
+            if said := standing(hospital, call.request, call.config):
+                return _answer(hospital.site, **said)
         records = hospital.records
         return _answer(
             hospital.site, index=call.request.site, simulated=hospital.simulated,
@@ -78,7 +84,7 @@ def refuse_other_version(content: RecordDict, context: Context) -> RecordDict | 
         return _answer(HospitalFile.read(Path(str(context.node_config["hospital"]))).site, conflict)
 
 
-def _answer(site: str, refusal: str = "", **said: str | float | bool) -> RecordDict:
+def _answer(site: str, refusal: str = "", **said: Any) -> RecordDict:
     who = {"site": site, "versions": _versions(), "refusal": refusal}
     return RecordDict({RECORD: ConfigRecord({**who, **said})})
 

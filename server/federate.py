@@ -225,7 +225,8 @@ def _enrol(
     wanted = config.participation.min_sites if own else max(config.sites, config.participation.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
     request = enrol_request(run, str(home), privacy, local_half=program_of(config).has_local_half)
-    answered, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates)
+    wait = config.participation.approval_wait
+    answered, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates, wait)
     unfit = {site.name: why for site in answered if (why := unlike(site, config)) is not None}
     sites = [site for site in answered if choose(site) and site.name not in unfit]
     absent = [*absent, *unfit.items()]

@@ -26,11 +26,13 @@ from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import ASK, RECORD, AskRequest
 
 
-def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> dict[str, Any]:
+def ask(
+    grid: Grid, question: Question, request: AskRequest, timeout: float, approval_wait: float = 0.0
+) -> dict[str, Any]:
     """The answer of all hospitals behind ``grid`` to a question, as ``releases.question.statement`` has it.
 
     request: holds the question, and goes to every hospital with its own ``site``. A hospital that refuses is left out and
-    named among the ``dropouts``.
+    named among the ``dropouts``, as is one where nobody approved the question within ``approval_wait`` seconds.
 
     Raises ConfigError for an impossible question, BudgetRefused when every hospital's policy or budget refuses,
     PolyclinicError when none answers for another reason.
@@ -43,6 +45,9 @@ def ask(grid: Grid, question: Question, request: AskRequest, timeout: float) -> 
         request = request.model_copy(update={"question": write_question(question)})
     for pricing in {_pricing(site, request) for site in sites}:
         question.plan(schema, pricing)
+    if not sites[0].simulated:
+        asked = enrol_request(request.run, request.home, trains=False, question=request.question)
+        sites, absent = enrol(grid, asked, 1, timeout, approval_wait=approval_wait)
     exchange = put(grid, sites, ASK, request, timeout)
     if not exchange.replies:
         reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
@@ -62,7 +67,7 @@ def answer_run(grid: Grid, config: RunConfig, folder: Run) -> None:
     request = AskRequest(run=folder.name, site=0, home=str(folder.sites), question=write_question(question))
     with folder.held():
         log(INFO, "%s%s", RESULTS, folder.path)
-        answer = ask(grid, question, request, config.timeout)
+        answer = ask(grid, question, request, config.timeout, config.participation.approval_wait)
         write_file(folder.answer_file, json_text(answer_as_json(answer)))
 
 

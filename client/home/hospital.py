@@ -109,6 +109,11 @@ class Hospital:
         return self.seed is not None
 
     @property
+    def waits_for_people(self) -> bool:
+        """Whether a person must approve each run here: not in a simulation, nor a question that was typed at the hospital."""
+        return self.policy.require_approval and not self.simulated and not _typed_here.get()
+
+    @property
     def moves_patients(self) -> bool:
         """Whether a run chose who is held out, so that each ledger's patients may be on either side."""
         return not self.simulated and self.records.split != OWN_SPLIT

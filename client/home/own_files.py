@@ -46,10 +46,5 @@ def make_private(home: Path) -> None:
             path.chmod(mode)
             log(WARNING, "%s was open to other users of this machine; now its owner alone reads it.", path)
         except OSError as error:
-            log(
-                WARNING,
-                "%s is open to other users of this machine: %s; set its mode to %o.",
-                path,
-                error.strerror,
-                mode,
-            )
+            why = "%s is open to other users of this machine: %s; set its mode to %o."
+            log(WARNING, why, path, error.strerror, mode)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polyclinic.errors import ConfigError
 from polyclinic.plugins import BUILT_IN as NAMES
 from polyclinic.plugins import MODS
 from polyclinic.privacy.streams import LEAST_DELTA
@@ -39,6 +40,7 @@ class Policy(BaseModel):
     ``release_groups``: feature columns whose group (a category, or a quarter of the bounds) may leave beside each score.
     ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
     code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
+    ``require_approval``: runs and questions wait until somebody here approves them, which needs ``allowed_runs``.
     """
 
     model_config = ConfigDict(
@@ -71,11 +73,18 @@ class Policy(BaseModel):
     metrics_epsilon: float = Field(1.0, ge=0, allow_inf_nan=False)
     release_predictions: bool = False
     release_groups: tuple[str, ...] = ()
+    require_approval: bool = False
+    approval_days: float = Field(30.0, gt=0, le=3650)
 
     @classmethod
     def build(cls, values: dict[str, object], source: str) -> Policy:
         """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        return checked(cls, values, source, within=("policy",))
+        policy = checked(cls, values, source, within=("policy",))
+        if policy.require_approval and not policy.allowed_runs:
+            raise ConfigError(
+                f"{source}: require-approval needs allowed-runs: code of a bundle could pass an approval by."
+            )
+        return policy
 
 
 class HospitalFile(BaseModel):

@@ -120,6 +120,12 @@ class Participation(Keys):
         description="Rounds from one participation of a hospital to its next, at the least; 1 allows every round.",
     )
     min_sites: int = Field(1, ge=1, description="A round with fewer valid replies fails the run.")
+    approval_wait: float = Field(
+        86400.0,
+        ge=0,
+        le=31_536_000,
+        description="Seconds that a run waits for hospitals where a person must approve it.",
+    )
 
 
 class Training(Keys):

@@ -35,15 +35,7 @@ if TYPE_CHECKING:
 Value = bool | int | float | str
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
-_INDECISIVE = (
-    "out",
-    "timeout",
-    "workers",
-    "ray-address",
-    "resume",
-    "privacy.overlap",
-    "synthesis.quality",
-)
+_INDECISIVE = ("out", "timeout", "workers", "ray-address", "resume", "privacy.overlap", "synthesis.quality")
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 _OPTIMIZER = "training.optimizer"
 #: The kind of run of each built-in task.

@@ -63,6 +63,10 @@ class HospitalNode:
         return found
 
     @property
+    def policy(self) -> Policy:
+        return Policy.build(self.hospital.policy, str(self.folder / FILE))
+
+    @property
     def ca(self) -> Path:
         return self.folder / self.node.ca
 
@@ -203,6 +207,8 @@ _MEANINGS = {
     "metrics_epsilon": "Epsilon of one run's private metrics, on the held-out patients' own account under budget; 0: none.",
     "release_predictions": "Whether scores and labels of held-out patients may leave, row by row.",
     "release_groups": "Columns, as sex, whose group may leave beside each score; [] lets none.",
+    "require_approval": "Whether each run waits until somebody here approves it (`polyclinic hospital pending`).",
+    "approval_days": "How many days an approval holds.",
 }
 
 

@@ -76,14 +76,14 @@ class Coins:
 
     def flip_exp(self, exponent: Fraction) -> bool:
         """True with probability exp(-exponent), for any exponent that is not negative. CKS, Section 5."""
-        whole = exponent.numerator // exponent.denominator
-        return all(self._flip_exp_below_one(Fraction(1)) for _ in range(whole)) and self._flip_exp_below_one(
-            exponent - whole
+        whole, rest = divmod(exponent.numerator, exponent.denominator)
+        return all(self._flip_exp_below_one(1, 1) for _ in range(whole)) and self._flip_exp_below_one(
+            rest, exponent.denominator
         )
 
-    def _flip_exp_below_one(self, exponent: Fraction) -> bool:
+    def _flip_exp_below_one(self, numerator: int, denominator: int) -> bool:
         turn = 1
-        while self.below(exponent.denominator * turn) < exponent.numerator:
+        while self.below(denominator * turn) < numerator:
             turn += 1
         return turn % 2 == 1
 
@@ -92,10 +92,11 @@ class Coins:
         t, s = scale.numerator, scale.denominator
         while True:
             low = self.below(t)
-            if not self._flip_exp_below_one(Fraction(low, t)):
+            shared = math.gcd(low, t)
+            if not self._flip_exp_below_one(low // shared, t // shared):
                 continue
             high = 0
-            while self._flip_exp_below_one(Fraction(1)):
+            while self._flip_exp_below_one(1, 1):
                 high += 1
             size = (low + t * high) // s
             if self._bits(1):
@@ -105,11 +106,13 @@ class Coins:
 
     def gaussian(self, scale: Fraction) -> int:
         """Probability proportional to exp(-x^2 / (2 scale^2)). CKS, Section 5."""
-        variance = scale**2
-        wide = math.isqrt(variance.numerator // variance.denominator) + 1
+        p, q = scale.numerator, scale.denominator
+        wide = p // q + 1
+        step, under = wide * q * q, 2 * (wide * p * q) ** 2
         while True:
             found = self.laplace(Fraction(wide))
-            if self.flip_exp((abs(found) - variance / wide) ** 2 / (2 * variance)):
+            # (|x| - scale^2 / wide)^2 / (2 scale^2) over one denominator: sums of fractions took most of the time.
+            if self.flip_exp(Fraction((abs(found) * step - p * p) ** 2, under)):
                 return found
 
     def _bits(self, count: int) -> int:

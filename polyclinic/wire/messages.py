@@ -90,7 +90,7 @@ class EnrolRequest(Request):
     ``version``: the coordinator's Polyclinic; a hospital takes part only with the same one. ``trains``: whether the run of
     the configuration follows, whose terms the policy must then allow; a query of its own asks for nothing of it.
     ``local_half``: whether the strategy has a half at hospitals, which they must load and their policy must allow.
-    ``noise_multiplier`` and ``statistics_noise_multiplier``: what the run will ask for, None without privacy.
+    ``noise_multiplier``, ``statistics_noise_multiplier``: what the run will ask for, None without privacy; ``question`` alike.
     """
 
     version: str = Field("", max_length=100)
@@ -98,6 +98,7 @@ class EnrolRequest(Request):
     local_half: bool = False
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
     statistics_noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)
+    question: str = Field("", max_length=1_000_000)
 
 
 class StatisticsRequest(Request):

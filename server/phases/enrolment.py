@@ -11,9 +11,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from logging import INFO
 from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.common.logger import log
 from flwr.serverapp import Grid
 from pydantic import BaseModel, ConfigDict, Field, Json, ValidationError
 
@@ -38,17 +40,23 @@ from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest, SiteName
 from polyclinic.wire.versions import version_conflict
 
 _LONGEST_SCHEMA = 16_000_000
+# Seconds between two looks at whether a person has approved the run, and for an answer to one.
+_APPROVAL_POLL, _APPROVAL_ANSWER = 5.0, 60.0
 _Word = Annotated[str, Field(max_length=100)]
 
 
 class _Who(BaseModel):
-    """What every hospital says of itself, also one that refuses the run: ``refusal`` says why, and is empty otherwise."""
+    """What every hospital says of itself, also one that refuses the run: ``refusal`` says why, and is empty otherwise.
+
+    waits: a person there has yet to approve the run.
+    """
 
     model_config = ConfigDict(frozen=True, strict=True)
 
     site: SiteName
     versions: Json[dict[_Word, _Word]] = Field(max_length=20)
     refusal: str = ""
+    waits: bool = False
 
 
 class _Told(_Who):
@@ -70,22 +78,26 @@ class _Told(_Who):
 @dataclass(frozen=True)
 class _Answers:
     """``good``: the place that was asked for, the node, and what it told; ``erred``: who said why not, by the same place;
-    ``refused``: the node, the hospital's name, and why it refuses the run, or its version is another."""
+    ``refused``: the node, the hospital's name, and why it refuses the run, or its version is another;
+    ``waiting``: by place, the same of hospitals where a person has yet to approve it."""
 
     good: list[tuple[int, int, _Told]] = field(default_factory=list)
     unread: Dropped = field(default_factory=list)
     refused: list[tuple[int, str, str]] = field(default_factory=list)
+    waiting: dict[int, tuple[int, str, str]] = field(default_factory=dict)
     erred: dict[int, str] = field(default_factory=dict)
     silent: tuple[int, ...] = ()
 
 
 def enrol_request(
-    run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True, local_half: bool = False
-) -> EnrolRequest:
-    """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training."""
+    run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True, local_half: bool = False,
+    question: str = "",
+) -> EnrolRequest:  # fmt: skip
+    """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training, whose
+    ``question`` a person at the hospital may have to approve."""
     return EnrolRequest(
         run=run, site=0, home=home, plan=declared_plan(privacy), version=polyclinic.__version__, trains=trains,
-        local_half=local_half,
+        local_half=local_half, question=question,
         noise_multiplier=privacy and privacy.noise_multiplier,
         statistics_noise_multiplier=privacy and privacy.statistics_noise_multiplier,
     )  # fmt: skip
@@ -93,15 +105,15 @@ def enrol_request(
 
 def enrol(
     grid: Grid, request: EnrolRequest, wanted: int, timeout: float, only: Mapping[int, str] | None = None,
-    simulates: bool = True,
+    simulates: bool = True, approval_wait: float = 0.0,
 ) -> tuple[list[Site], Dropped]:  # fmt: skip
     """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
 
     Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
     nodes that are asked and the names of their hospitals, None for all. Left out are hospitals that refuse the run or have
     another version, real hospitals that share a name, whose schema is not that of most, or that say that they are simulated
-    where most are not, or where the run has none (``simulates`` false), and the other way round. Raises PolyclinicError when
-    none enrols.
+    where most are not, or where the run has none (``simulates`` false), and the other way round. Hospitals where a person must
+    approve the run are asked again for up to ``approval_wait`` seconds. Raises PolyclinicError when none enrols.
     """
     deadline = time.monotonic() + timeout
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
@@ -121,6 +133,7 @@ def enrol(
         total, asked = total + len(new), asked | more
         registered |= registered_names(grid) if new else {}
     later = _ask(grid, request, more, timeout, registered)
+    _await_approval(grid, request, asked, (found, later), registered, approval_wait)
     good = [one for one in (*found.good, *later.good) if one[0] < total]
     absent = {**found.erred, **later.erred} | dict.fromkeys((*found.silent, *later.silent), silence(timeout))
     names = only or {}
@@ -129,7 +142,8 @@ def enrol(
         for place, why in sorted(absent.items()) if place < total
     ]  # fmt: skip
     sites, others = _sites(good, simulated, registered)
-    dropped += [(name, why) for _, name, why in found.refused + later.refused]
+    waiting = [*found.waiting.values(), *later.waiting.values()]
+    dropped += [(name, why) for _, name, why in found.refused + later.refused + waiting]
     dropped += found.unread + later.unread + others
     if not sites:
         # Of one hospital alone there is no question whose the reason is.
@@ -187,9 +201,10 @@ def newcomers(grid: Grid, asked: Mapping[int, str], timeout: float) -> Newcomers
     names = registered_names(grid) if asked else {}
     got = _read(replies_to(grid, asked.values(), timeout), nodes, names)
     sites, others = _sites(got.good, False, names)
-    refused = [(name, why) for _, name, why in got.refused]
-    # Who refused is asked again: a policy or a version may be another by then.
-    answered = frozenset(asked) - set(got.erred) - set(got.silent) - {node for node, _, _ in got.refused}
+    declined = [*got.refused, *got.waiting.values()]
+    refused = [(name, why) for _, name, why in declined]
+    # Who refused is asked again: a policy, a version or a person's decision may be another by then.
+    answered = frozenset(asked) - set(got.erred) - set(got.silent) - {node for node, _, _ in declined}
     pending = {node: asked[node] for node in got.silent}
     return Newcomers(answered, sites, refused + got.unread + others, got.erred, pending, names)
 
@@ -217,6 +232,31 @@ def _ask(
     return _read(grid.send_and_receive(messages, timeout=timeout), asked, names)
 
 
+def _await_approval(
+    grid: Grid, request: EnrolRequest, asked: Mapping[int, int], answers: Sequence[_Answers], names: Mapping[int, str],
+    seconds: float,
+) -> None:  # fmt: skip
+    """Ask hospitals where a person must approve the run until all have decided or the time is over; ``answers`` then have it."""
+    deadline, before = time.monotonic() + seconds, ""
+    while time.monotonic() < deadline and (waiting := [name for one in answers for _, name, _ in one.waiting.values()]):
+        ready = sorted(told.site for one in answers for _, _, told in one.good)
+        line = f"waits for approval at {several(sorted(waiting))}; ready: {several(ready) or 'none'}"
+        if line != before:
+            log(INFO, "Polyclinic: %s", line)
+        before = line
+        time.sleep(min(_APPROVAL_POLL, max(0.0, deadline - time.monotonic())))
+        for one in answers:
+            again = _ask(grid, request, {place: asked[place] for place in one.waiting}, _APPROVAL_ANSWER, names)
+            # Whose node is silent, as while it is started anew, still waits.
+            still = {place: one.waiting[place] for place in again.silent}
+            one.waiting.clear()
+            one.waiting.update(still | again.waiting)
+            one.good.extend(again.good)
+            one.refused.extend(again.refused)
+            one.unread.extend(again.unread)
+            one.erred.update(again.erred)
+
+
 def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[int, str]) -> _Answers:
     came = by_index(replies, asked)
     answers = _Answers(silent=tuple(sorted(set(asked) - set(came))))
@@ -230,7 +270,9 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[i
             who = _Who.model_validate(said)
             # An older or newer hospital may say the rest otherwise.
             why = version_conflict(who.versions.get("polyclinic", ""), polyclinic.__version__) or who.refusal
-            if why:
+            if why and who.waits:
+                answers.waiting[place] = (asked[place], who.site, one_line(why))
+            elif why:
                 answers.refused.append((asked[place], who.site, one_line(why)))
             else:
                 answers.good.append((place, asked[place], _Told.model_validate(said)))

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -296,6 +297,29 @@ def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation
         assert [event["purpose"].partition("-")[0] for event in events].count("query") == 1
     refused = federation.run(*question, "--coordinator", federation.co, "--budget", "1")
     assert refused.code == 2 and "--budget is for a simulation" in refused.error
+
+
+def test_a_question_waits_until_a_person_at_the_hospital_approves_it(federation: Federation) -> None:
+    north, asked = federation.folder / "north", []
+    own, line = north / "hospital.toml", "require-approval = false"
+    text = own.read_text()
+    question = ("query", "mean", "--column", "age", "--epsilon", "0.1", "--coordinator", federation.co)
+    try:
+        own.write_text(
+            text.replace(line, line.replace("false", "true")).replace('"statistics"]', '"statistics", "query"]')
+        )
+        asking = threading.Thread(target=lambda: asked.append(federation.call(*question)))
+        asking.start()
+        [waiting] = wait_for(lambda: federation.call("hospital", "pending", north))
+        journal = federation.call("hospital", "journal", north, "--last", 0)["entries"]
+        charges = federation.call("hospital", "status", north)["ledger"]["charges"]
+        assert waiting["task"] and any(entry["event"] == "pending" for entry in journal) and not asked
+        federation.call("hospital", "approve", north, waiting["run"], "--terms", waiting["terms"][:12])
+        asking.join(timeout=200)
+        assert set(asked[0]["sites"]) == {"north", "south"} and not asked[0]["dropouts"]
+        assert federation.call("hospital", "status", north)["ledger"]["charges"] == charges + 1
+    finally:
+        own.write_text(text)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 BASE, MOST_BELOW = "independent", 0.015
 CLASSIFIERS = {"lr": "logistic regression", "gbm": "boosting"}
 _COLOURS = {"moments": BLUE, "latent": GREEN, "mixture": "#CC79A7", "independent": GREY, "maf": "#000000"}
-_MARKERS = {"marginals-mst": "s", "marginals-aim": "D", "maf": "^", "dpgan": "x"}
+_MARKERS = {"marginals-mst": "s", "marginals-aim": "D", "maf": "^", "gan": "x"}
 Found = Mapping[str, Any]
 
 

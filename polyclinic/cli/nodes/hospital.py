@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from polyclinic.cli.nodes import deploying
+from polyclinic.cli.nodes import approving, deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
 from polyclinic.errors import PolyclinicError
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
 
 app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
+
+
+for _command in (approving.pending, approving.show, approving.approve, approving.deny):
+    app.command()(_command)
 
 
 @app.command()

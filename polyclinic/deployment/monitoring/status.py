@@ -7,10 +7,9 @@ import ssl
 from datetime import UTC, datetime
 from typing import Any
 
-from polyclinic.client.home.policy import Policy
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
-from polyclinic.deployment.hospital import FILE, HospitalNode
+from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.statements import statements
@@ -29,7 +28,7 @@ def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
         "site": found.hospital.site,
         "coordinator": _coordinator(found),
         "authority": {"expires": _utc(ends), "days": _days(ends)},
-        "ledger": _ledger(found, messages),
+        "ledger": ledger_status(found, messages),
         "held_out": _held_out(found),
     }
 
@@ -55,8 +54,9 @@ def _coordinator(found: HospitalNode) -> dict[str, Any]:
     return {"address": found.node.coordinator, "reachable": False, "problem": problem, "expires": None, "days": None}
 
 
-def _ledger(found: HospitalNode, messages: int) -> dict[str, Any]:
-    policy = Policy.build(found.hospital.policy, str(found.folder / FILE))
+def ledger_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
+    """What is spent of which budget, whether the ledger is intact, and the last charges. Raises as ``hospital_status``."""
+    policy = found.policy
     nothing: dict[str, Any] = {
         "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "left": policy.budget, "intact": True,
         "charges": 0, "last": [],

@@ -10,6 +10,7 @@ A hospital's file is its own. The hospitals of a simulation share one file, so t
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -55,6 +56,8 @@ from polyclinic.privacy.ledger.terms import (
 
 __all__ = ["Charge", "Ledger", "Terms", "charge_all", "on_disk", "spent_all"]
 
+# By how much a calibrated run may seem to pass what it was calibrated to.
+_ROUNDING = 1 + 1e-6
 _FIXED = ("delta", "relation", "unit", "records")
 
 
@@ -67,6 +70,7 @@ class Charge:
     it charge again.
     ``plan``: ``plan_text`` of all charges that the run will make; it is recorded with the run's first charge, and what
     later ones say of it does not count. Empty: the run's later charges may follow from its answers.
+    ``most``: epsilon that all charges of the run may cost together at the ledger's delta; it is not recorded.
     """
 
     event: DpEvent
@@ -75,6 +79,7 @@ class Charge:
     round: int
     release: str = ""
     plan: str = ""
+    most: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -159,13 +164,8 @@ class Ledger:
 
     def charge(
         self,
-        event: DpEvent,
-        purpose: str,
-        run: str,
-        round: int,
-        release: str = "",
-        plan: Sequence[tuple[DpEvent, int]] = (),
-    ) -> float:
+        event: DpEvent, purpose: str, run: str, round: int, release: str = "", plan: Sequence[tuple[DpEvent, int]] = (),
+    ) -> float:  # fmt: skip
         """Record ``event`` before it happens; returns an upper bound on the epsilon spent with it.
 
         plan: all charges that the run will make, each with how often at most; of its first charge only, see ``Charge``.
@@ -234,7 +234,7 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
                 continue
             seq, past = _past_of(db, path, site, heads)
             terms = ledger.terms.delta, ledger.terms.relation, ledger.terms.budget, ledger.terms.accountant
-            key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release)
+            key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release), charge.most
             if key not in alike:
                 alike[key] = _judged(ledger.terms, past, charge)
             entry, plan, total, after = alike[key]
@@ -327,6 +327,14 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
 
 
 def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
+    if charge.most < math.inf and total != past:
+        # Runs are calibrated by the tight accountant, whichever the ledger adds up by.
+        own = tuple(block for block in total if block.run == charge.run)
+        if (cost := epsilon_of(own, replace(terms, accountant="pld"))) > charge.most * _ROUNDING:
+            return BudgetRefused(
+                f"The run may spend epsilon {charge.most:.4g} at {terms.site!r}, and {charge.purpose!r} of round "
+                f"{charge.round} would make it {cost:.4g}."
+            )
     # What costs nothing is never refused, even if the policy's budget is now below what was spent.
     if terms.budget is None or total == past:
         return epsilon_of(total, terms, quick=True)

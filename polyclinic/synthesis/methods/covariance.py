@@ -1,4 +1,4 @@
-"""Covariance matrices under noise: what is noise in their eigenvalues is taken out, and every one made positive."""
+"""Covariance matrices under noise: what is noise in their eigenvalues or entries is taken out, and every one made positive."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from polyclinic.types import Floats, Ints
 
 # How large differences of classes may be, of what noisy ones are.
 _SIZES = np.geomspace(1e-4, 10.0, 51)
+# Variances of the prior of ``shrunk``, its steps, and how many of its numbers it is fitted to at most.
+_SPREADS, _STEPS, _FITTED = 20, 200, 2000
 
 
 def pairs(width: int) -> tuple[Ints, Ints, Floats]:
@@ -90,30 +92,63 @@ def class_means(means: Floats, shares: Floats, noise: float, within: Floats | No
     return np.asarray(middle + (apart if vectors is None else apart @ vectors.T))
 
 
-def class_covariances(covariances: Floats, shares: Floats, noise: float) -> Floats:
+def shrunk(values: Floats, noise: float) -> Floats:
+    """(n,) what is expected of numbers that noise of this standard deviation was added to.
+
+    Their prior is a mixture of normals around 0, the most likely one (adaptive shrinkage: Stephens 2017, Biostatistics 18). So a
+    few large ones among many that are 0 stay as they are, and all are drawn to 0 where noise explains them.
+    """
+    if not noise or not values.size:
+        return values
+    heights = np.sort(np.abs(values))
+    heights = heights[np.linspace(0, len(heights) - 1, min(len(heights), _FITTED)).astype(np.int64)]
+    spreads = np.append(0.0, np.geomspace(0.1 * noise, max(2.0 * heights[-1], noise), _SPREADS)) ** 2
+    logs = -0.5 * (heights[:, None] ** 2 / (spreads + noise**2) + np.log(spreads + noise**2))
+    likely = np.exp(logs - logs.max(axis=1, keepdims=True))
+    weights = np.full(len(spreads), 1.0 / len(spreads))
+    for _ in range(_STEPS):
+        weights = (likely * weights / (likely @ weights)[:, None]).mean(axis=0)
+    kept = (likely * weights) @ (spreads / (spreads + noise**2)) / (likely @ weights)
+    return np.asarray(values * np.interp(np.abs(values), heights, kept))
+
+
+def quietened(matrix: Floats, noise: float) -> Floats:
+    """(d, d) ``matrix`` less what symmetric Gaussian noise did to it, by ``denoised`` or, entry by entry, by ``shrunk``.
+
+    noise: as of ``denoised``. The first suits what hangs together in a few directions, the second what does in a few places. Of
+    two expectations the longer one errs less, by Pythagoras; the second is taken unless the first is longer by more than
+    noise may make it. Both keep the trace.
+    """
+    size = len(matrix)
+    middle = np.trace(matrix) / max(size, 1) * np.eye(size)
+    rows, columns = np.triu_indices(size, 1)
+    spread = shrunk(np.diag(matrix - middle), noise)
+    entries = np.diag(spread - spread.sum() / max(size, 1))
+    entries[rows, columns] = entries[columns, rows] = shrunk(matrix[rows, columns], noise / np.sqrt(2.0))
+    turned = denoised(matrix, noise) - middle
+    longer = float((turned**2).sum() - (entries**2).sum()) > size * noise**2
+    return np.asarray(middle + (turned if longer else entries))
+
+
+def class_covariances(covariances: Floats, shares: Floats, noise: Floats) -> Floats:
     """(K, d, d) covariances of classes: that within all classes, and of each one's difference what noise does not explain, all
     ``lifted`` by the noise of that within all.
 
-    noise: standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate multiplies.
+    noise: (K,) standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate multiplies.
     """
-    classes = len(shares)
     within = np.einsum("k,kij->ij", shares, covariances)
-    common = positive(denoised(within, noise * np.sqrt(classes)))
-    hidden = float(noise * np.sqrt(classes * len(within) / 2))
-    if classes == 1:
+    of_all = float(np.sqrt((noise**2).sum()))
+    common = positive(quietened(within, of_all))
+    hidden = of_all * float(np.sqrt(len(within) / 2))
+    if len(shares) == 1:
         return lifted(common, hidden)[None]
-    spread = noise * np.sqrt((1.0 / shares - 1.0) ** 2 + classes - 1)
+    spread = np.sqrt(noise**2 * ((1.0 / shares - 1.0) ** 2 - 1.0) + of_all**2)
     each = (common + _difference(own - within, level) for own, level in zip(covariances, spread, strict=True))
     return np.stack([lifted(matrix, hidden) for matrix in each])
 
 
 def _difference(matrix: Floats, noise: float) -> Floats:
-    """``denoised``, as far as the squares of its entries and its trace are more than noise would make them."""
-    size = max(len(matrix), 1)
-    trace = float(np.trace(matrix))
-    keep = max(1.0 - size * noise**2 / trace**2, 0.0) if trace else 0.0
-    middle = trace / size * np.eye(len(matrix))
-    excess = float(((matrix - middle) ** 2).sum()) / max(noise**2 * size * (size + 1) / 2, 1e-300) - 1.0
-    # By noise alone the excess has a deviation of 2 / size.
-    shape = float(np.clip(excess * size / 6.0, 0.0, 1.0))
-    return shape * (denoised(matrix, noise) - middle) + keep * middle
+    """``quietened``, its trace as far as noise does not explain it (James and Stein 1961)."""
+    size, trace = max(len(matrix), 1), float(np.trace(matrix))
+    explained = min(size * noise**2 / trace**2, 1.0) if trace else 0.0
+    return np.asarray(quietened(matrix, noise) - explained * trace / size * np.eye(len(matrix)))

@@ -19,7 +19,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins, distributions
-from polyclinic.synthesis.methods.covariance import class_covariances, class_means, pairs
+from polyclinic.synthesis.methods.covariance import class_covariances, class_means, pairs, shrunk
 from polyclinic.synthesis.methods.normal import Gaussian, Places, one_class
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import mean_of_rows
@@ -95,13 +95,12 @@ class Moments:
         shares, noise = np.asarray(state["classes"], dtype=np.float64), float(state["noise"][0])
         parts = np.split(state["mean"].reshape(len(shares), -1), [self._width], axis=1)
         raw = parts[0] / first / shares[:, None], self._squares(parts[1] / second) / shares[:, None, None]
-        there = [present(basis, mean, square) for mean, square in zip(*raw, strict=True)]
-        covariances = np.stack([covariance for _, covariance in there])
+        raw_means, covariances, longer = present(basis, *raw, shares, (noise / first, noise / second))
         # The square of a noisy mean is too large by the noise.
         covariances += np.einsum("k,ij->kij", (noise / first / shares) ** 2, np.eye(self._width))
-        covariances = class_covariances(covariances, shares, noise / second)
+        covariances = class_covariances(covariances, shares, noise / second * longer)
         within = np.einsum("k,kij->ij", shares, covariances)
-        means = class_means(np.stack([mean for mean, _ in there]), shares, noise / first, within)
+        means = class_means(raw_means, shares, noise / first, within)
         places, means = Places.of(self.layout), basis.turned(means) + basis.centre
         covariances = np.stack([basis.turned_square(covariance) for covariance in covariances])
         if self.rounds == 2:
@@ -169,21 +168,40 @@ class Moments:
         return full
 
 
-def present(basis: Basis, mean: Floats, square: Floats) -> tuple[Floats, Floats]:
-    """(P,) mean and (P, P) covariance of u in cells that are there (in both), from moments in which missing cells are 0."""
+def present(
+    basis: Basis, means: Floats, squares: Floats, shares: Floats, noise: tuple[float, float]
+) -> tuple[Floats, Floats, Floats]:
+    """(K, P) means and (K, P, P) covariances of u in cells that are there (in both), from moments in which missing cells are 0,
+    and (K,) how many times the noise of covariances is that of squares.
+
+    noise: standard deviations in each entry of share x means, and in each diagonal one of share x squares. How often cells are
+    missing together is at least and at most what their frequencies allow (Frechet 1951), and how numbers differ where others are
+    missing is ``shrunk``: divided by noisy frequencies, a rare class' moments would else be noise many times over.
+    """
     if not len(basis.nullable):
-        return mean, square - np.outer(mean, mean)
-    here, missing = basis.nullable, basis.missing
-    one, two = basis.turned(mean), basis.turned_square(square)
-    absent, together = np.zeros(len(one)), np.zeros(two.shape)
-    absent[here] = np.clip(one[missing], 0.0, 1.0 - _SELDOM)
-    together[np.ix_(here, here)] = two[missing, missing]
-    together[here, here] = absent[here]
-    both = 1.0 - absent[:, None] - absent[None, :] + together
-    # (i, j): the mean of number i where j is missing; a cell is never both.
-    lost = np.zeros(two.shape)
-    lost[:, here] = two[:, missing]
-    lost[here, here] = 0.0
-    where = (one[:, None] - lost) / np.maximum(both, _SELDOM)
-    covariance = np.where(both < _SELDOM, 0.0, two / np.maximum(both, _SELDOM) - where * where.T)
-    return basis.turn((one / (1.0 - absent))[None])[0], basis.square_of(covariance)
+        return means, squares - means[:, :, None] * means[:, None, :], np.ones(len(shares))
+    here, missing, every = basis.nullable, basis.missing, np.arange(means.shape[1])
+    one, two = basis.turned(means), np.stack([basis.turned_square(square) for square in squares])
+    absent, together = np.zeros(one.shape), np.zeros(two.shape)
+    absent[:, here] = np.clip(class_means(one[:, missing], shares, noise[0]), 0.0, 1.0 - _SELDOM)
+    rows, columns = np.triu_indices(len(here), 1)
+    pair = class_means(two[:, missing, missing][:, rows, columns], shares, noise[1] / np.sqrt(2.0))
+    together[:, here[rows], here[columns]] = together[:, here[columns], here[rows]] = pair
+    first, second = absent[:, :, None], absent[:, None, :]
+    together = np.clip(together, np.maximum(first + second - 1.0, 0.0), np.minimum(first, second))
+    together[:, every, every] = absent
+    both = 1.0 - first - second + together
+    seen = one / (1.0 - absent)
+    # (i, j): the sum of number i where j is missing, less what it would be if i were there as elsewhere; a cell is never both.
+    apart = np.zeros(two.shape)
+    lost = two[:, :, missing] - seen[:, :, None] * (second - together)[:, :, here]
+    lost[:, here, np.arange(len(here))] = 0.0
+    apart[:, :, here] = [
+        shrunk(sums.ravel(), noise[1] / np.sqrt(2.0) / share).reshape(sums.shape)
+        for sums, share in zip(lost, shares, strict=True)
+    ]
+    seldom, both = both < _SELDOM, np.maximum(both, _SELDOM)
+    where = seen[:, :, None] - apart / both
+    covariances = np.where(seldom, 0.0, two / both - where * where.transpose(0, 2, 1))
+    longer = np.sqrt((np.where(seldom, 0.0, 1.0 / both) ** 2).mean(axis=(1, 2)))
+    return basis.turn(seen), np.stack([basis.square_of(covariance) for covariance in covariances]), longer

@@ -19,6 +19,8 @@ from polyclinic.synthesis.methods.covariance import (
     lifted,
     on_simplex,
     positive,
+    quietened,
+    shrunk,
 )
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
@@ -90,7 +92,8 @@ def test_missing_cells_are_divided_out() -> None:
     whole = mixed(60_000, 2)
     z = rows_of(layout, whole)
     u = basis.forward(z)
-    mean, covariance = present(basis, u.mean(axis=0), u.T @ u / len(u))
+    means, covariances, _ = present(basis, u.mean(axis=0)[None], (u.T @ u / len(u))[None], np.ones(1), (0.0, 0.0))
+    mean, covariance = means[0], covariances[0]
     seen = whole[["age", "lactate", "sbp_00", "sbp_02"]].to_numpy(dtype=float)
     at = [layout.names.index(name) for name in ("age", "lactate", "sbp_00", "sbp_02")]
     scale = np.array([15.0, 5.0, 45.0, 45.0])
@@ -162,6 +165,56 @@ def test_noise_is_taken_from_eigenvalues() -> None:
     assert np.linalg.eigvalsh(found)[0] > 0
 
 
+def test_noise_is_taken_from_entries_of_which_few_are_not_0() -> None:
+    rng = np.random.default_rng(1)
+    truth = np.where(rng.random(3_000) < 0.02, 5.0, 0.0)
+    noisy = truth + rng.normal(size=3_000)
+    found = shrunk(noisy, 1.0)
+    linear = noisy * max(1.0 - 1.0 / (noisy**2).mean(), 0.0)
+    assert ((found - truth) ** 2).sum() < 0.35 * ((linear - truth) ** 2).sum()
+    assert np.abs(shrunk(rng.normal(size=3_000), 1.0)).max() < 1.0
+    np.testing.assert_array_equal(shrunk(noisy, 0.0), noisy)
+    # Many numbers, of which a part is fitted to, are drawn in as few are.
+    np.testing.assert_allclose(shrunk(np.tile(noisy, 3), 1.0)[:3_000], found, atol=0.05)
+
+
+def test_what_hangs_together_in_few_places_or_few_directions_is_kept() -> None:
+    rng = np.random.default_rng(2)
+    pair = np.eye(60)
+    pair[0, 1] = pair[1, 0] = 0.9
+    together = np.eye(60) + np.outer(direction := rng.normal(size=60), direction) / 6
+    for truth, places in ((pair, True), (together, False)):
+        noise = rng.normal(size=(60, 60)) * 0.2
+        noisy = truth + (noise + noise.T) / 2
+        found = quietened(noisy, 0.2)
+        assert np.trace(found) == pytest.approx(np.trace(noisy))
+        wrong = np.linalg.norm(found - truth)
+        assert wrong < 0.45 * np.linalg.norm(noisy - truth)
+        if places:
+            assert wrong < 0.7 * np.linalg.norm(denoised(noisy, 0.2) - truth)
+    np.testing.assert_allclose(quietened(pair, 0.0), pair, atol=1e-12)
+
+
+def test_missing_cells_do_not_multiply_the_noise_of_a_rare_class() -> None:
+    """Entries of a rare class were divided by noisy frequencies of cells that are both there, and stood out of their noise."""
+    layout = Layout.of(
+        Schema(name="labs", unit="record", columns=(
+            *(Column(name=f"lab_{i}", kind="continuous", bounds=(-5.0, 5.0), nullable=True) for i in range(30)),
+            Column(name="died", kind="binary", role="label"),
+        ))
+    )  # fmt: skip
+    rng = np.random.default_rng(3)
+    x, y = rng.normal(size=(3_000, 30)) / 5, (np.arange(3_000) < 250).astype(np.int64)
+    x[rng.random(x.shape) < 0.1] = np.nan
+    z = layout.rows(x, y)
+    for noise_multiplier in (0.7, 2.0):
+        made = fit_centrally(Moments(layout, rounds=2), z, np.arange(len(z)), len(z), noise_multiplier, rng)
+        drawn = made.sample(8_000, rng, np.arange(8_000) % 2)
+        for label in (0, 1):
+            correlations = np.corrcoef(drawn[layout.labels(drawn) == label][:, :30].T)[np.triu_indices(30, 1)]
+            assert np.sqrt((correlations**2).mean()) < 0.12
+
+
 def test_projection_onto_a_simplex_is_the_nearest_point() -> None:
     rng = np.random.default_rng(2)
     values = rng.normal(size=(20, 5))
@@ -174,9 +227,9 @@ def test_projection_onto_a_simplex_is_the_nearest_point() -> None:
 
 def test_classes_keep_what_noise_does_not_explain() -> None:
     covariances = np.stack([np.eye(20), np.eye(20) + 3.0 * np.ones((20, 20))])
-    found = class_covariances(covariances, np.array([0.5, 0.5]), 1e-9)
+    found = class_covariances(covariances, np.array([0.5, 0.5]), np.full(2, 1e-9))
     np.testing.assert_allclose(found, covariances, atol=1e-4)
-    hidden = class_covariances(covariances, np.array([0.999, 0.001]), 0.5)
+    hidden = class_covariances(covariances, np.array([0.999, 0.001]), np.full(2, 0.5))
     np.testing.assert_allclose(hidden[1], hidden[0], atol=0.5)
 
 

@@ -1,0 +1,167 @@
+"""Runs that wait for somebody at the hospital, where its policy has ``require-approval``.
+
+A run is pending from its first message on until a person approves or denies it. A decision is of the run's name and all
+its terms, by their digest, and an approval ends with its expiry: other terms under the same name are pending anew. Whoever
+denies a run that was approved stops it at this hospital, for every message looks at the decision.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import polyclinic
+from polyclinic.client.home.hospital import Hospital
+from polyclinic.client.home.journal import append
+from polyclinic.config import RunConfig
+from polyclinic.digests import digest
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
+from polyclinic.files import SECRET, write_file
+from polyclinic.wire.messages import Request
+
+FOLDER = "approvals"
+State = Literal["pending", "approved", "denied"]
+# Keys that are of the coordinator's machine, or that a resumed run alone has.
+_ELSEWHERE = {"out", "timeout", "workers", "ray-address", "resume"}
+# Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
+_MOST_PENDING = 200
+_LONGEST_WHY = 200
+_LEAST_DIGITS = 8
+
+
+@dataclass(frozen=True)
+class Approval:
+    """What the hospital knows of a run. settings: all that was asked, by configuration key, without what is usual.
+
+    digest: of the run's name, all its settings and the code. asked, decided, until: UTC in ISO 8601, the last two empty
+    where nobody decided. by: the user of this machine who decided. why: in words, of a denial.
+    """
+
+    run: str
+    digest: str
+    state: State
+    settings: dict[str, Any]
+    code: str
+    asked: str
+    decided: str = ""
+    until: str = ""
+    by: str = ""
+    why: str = ""
+
+    def stands(self, now: datetime) -> State:
+        """The state at a time: an approval that has expired is pending."""
+        expired = self.state == "approved" and now >= datetime.fromisoformat(self.until)
+        return "pending" if expired else self.state
+
+
+def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Approval:
+    """The standing of a run at a real hospital, which is written down as pending where it is new or has other terms.
+
+    Raises BudgetRefused where too many runs wait already; DataError for a file that cannot be read.
+    """
+    run, question = request.run, str(getattr(request, "question", ""))
+    name, settings = _digest(run, question, config), config.given() | ({"question": question} if question else {})
+    path = hospital.home / FOLDER / f"{run}.json"
+    before = _read(path) if path.is_file() else None
+    if before and before.digest == name:
+        return before
+    if before is None and len(list(path.parent.glob("*.json"))) >= _MOST_PENDING:
+        waiting = sum(one.state == "pending" for one in approvals(hospital.home))
+        if waiting >= _MOST_PENDING:
+            raise BudgetRefused(f"{hospital.site}: {waiting} runs wait for approval already, and no more are taken.")
+    shown = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
+    found = Approval(
+        run, name, "pending", shown, f"Polyclinic {polyclinic.__version__}", _now().isoformat(timespec="seconds")
+    )
+    _write(path, found)
+    append(hospital.home, {"event": "pending", "kind": "approval", "run": run, "terms": name})
+    return found
+
+
+def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
+    """Why the run may not go on, as ``refusal``, and whether it ``waits`` for a person or was denied; empty where it may."""
+    approval = approval_of(hospital, request, config)
+    state = approval.stands(_now())
+    if state == "denied":
+        return {"refusal": f"the run was denied here{f': {approval.why}' if approval.why else ''}", "waits": False}
+    waits = {"refusal": f"the run waits for approval here (terms {approval.digest[:12]})", "waits": True}
+    return waits if state == "pending" else {}
+
+
+def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
+    """Raises BudgetRefused for a run that waits for a person, or was denied."""
+    if said := standing(hospital, request, config):
+        raise BudgetRefused(f"{hospital.site}: {said['refusal']}.")
+
+
+def approvals(home: Path) -> list[Approval]:
+    """All runs that the hospital knows of, the oldest first. Raises DataError for a file that cannot be read."""
+    return sorted(map(_read, (home / FOLDER).glob("*.json")), key=lambda one: (one.asked, one.run))
+
+
+def approval_named(home: Path, run: str) -> Approval:
+    """What the hospital knows of a run. Raises ConfigError for one that has not asked."""
+    found = {one.run: one for one in approvals(home)}
+    if run not in found:
+        raise ConfigError(f"No run {run!r} has asked for approval; runs that did: {several(found) or 'none'}.")
+    return found[run]
+
+
+def decide(
+    home: Path, run: str, terms: str, state: Literal["approved", "denied"], days: float, why: str = ""
+) -> Approval:
+    """Approve or deny a run under the terms whose digest begins with ``terms``, and write it into the journal.
+
+    days: for how long an approval holds. A denial needs no terms.
+    Raises ConfigError for a run that has not asked, for other terms than those that it asks now, and for fewer than 8 digits.
+    """
+    found, now = approval_named(home, run), _now()
+    if state == "approved" and (len(terms) < _LEAST_DIGITS or not found.digest.startswith(terms)):
+        raise ConfigError(
+            f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}; look at them with `hospital show`, "
+            f"and give {_LEAST_DIGITS} digits or more."
+        )
+    if len(why) > _LONGEST_WHY or not why.isprintable():
+        raise ConfigError(
+            f"--why must be one printed line of at most {_LONGEST_WHY} characters: the coordinator is told it."
+        )
+    until = (now + timedelta(days=days)).isoformat(timespec="seconds") if state == "approved" else ""
+    decided = replace(
+        found, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
+    )  # fmt: skip
+    # The journal first: where it cannot be written, nothing is decided.
+    append(home, {"event": state, "kind": "approval", "run": run, "terms": found.digest, "by": decided.by, "why": why})
+    _write(home / FOLDER / f"{run}.json", decided)
+    return decided
+
+
+@lru_cache(maxsize=64)
+def _digest(run: str, question: str, config: RunConfig) -> str:
+    asked = {key: value for key, value in config.flat().items() if key not in _ELSEWHERE}
+    return digest(run, question, polyclinic.__version__, json.dumps(asked, sort_keys=True, default=str))
+
+
+def _read(path: Path) -> Approval:
+    try:
+        found = Approval(**json.loads(path.read_text(encoding="utf-8")))
+        if found.state not in get_args(State) or (
+            found.state == "approved" and not datetime.fromisoformat(found.until).tzinfo
+        ):
+            raise ValueError
+    except (OSError, ValueError, TypeError):
+        raise DataError(f"{path} cannot be read as an approval; move it away, and the run is pending again.") from None
+    return found
+
+
+def _write(path: Path, approval: Approval) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    write_file(path, json.dumps(asdict(approval), indent=1, default=str), mode=SECRET)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)

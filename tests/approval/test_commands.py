@@ -1,0 +1,77 @@
+"""A person at the hospital decides on runs by the command line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from polyclinic.config import RunConfig
+from tests.approval.test_decisions import enrols, waits
+from tests.deployment.conftest import Cli, cli, coordinator, hospital
+
+__all__ = ["cli", "coordinator", "hospital"]
+
+RUN = {"privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 3, "training.sample-rate": 0.2}
+
+
+@pytest.fixture
+def asked(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A hospital whose policy makes runs wait, which one run has asked."""
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", "as a node that was started by polyclinic")
+    path = hospital / "hospital.toml"
+    path.write_text(path.read_text().replace("require-approval = false", "require-approval = true"))
+    enrols(path, RunConfig.build(RUN))
+    return hospital
+
+
+def refusal(hospital: Path) -> str:
+    return waits(enrols(hospital / "hospital.toml", RunConfig.build(RUN)))[0]
+
+
+def test_without_the_policys_key_nothing_waits_and_the_command_says_so(cli: Cli, hospital: Path) -> None:
+    done = cli("hospital", "pending", hospital)
+    assert done.code == 0 and "No run waits." in done.out and "require-approval at false" in done.error
+
+
+def test_a_run_is_shown_with_its_terms_and_approved_by_them(cli: Cli, asked: Path) -> None:
+    [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
+    assert (listed["run"], listed["rounds"], listed["epsilon"], listed["state"]) == ("trial-1", 3, 1.0, "pending")
+    shown = cli("hospital", "show", asked, "trial-1").out
+    assert "It asks for ε = 1; spent so far: 0; budget: 2." in shown and "rounds = 3" in shown
+    terms = shown.rpartition("--terms ")[2].split("`")[0]
+    assert listed["terms"].startswith(terms) and refusal(asked).startswith("the run waits for approval here")
+    done = cli("hospital", "approve", asked, "trial-1", "--terms", terms, "--days", 2)
+    assert done.code == 0 and "trial-1: approved by" in done.out and not refusal(asked)
+    assert "No run waits." in cli("hospital", "pending", asked).out
+    assert "approved" in cli("hospital", "pending", asked, "--all").out
+
+
+def test_a_run_that_was_approved_can_be_denied(cli: Cli, asked: Path) -> None:
+    [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
+    cli("hospital", "approve", asked, "trial-1", "--terms", listed["terms"])
+    assert "trial-1: denied by" in cli("hospital", "deny", asked, "trial-1", "--why", "enough").out
+    assert refusal(asked) == "the run was denied here: enough"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (
+            ("approve", "trial-1", "--terms", "0123456789ab"),
+            "The terms are '0123456789ab', but run 'trial-1' now asks under",
+        ),
+        (("approve", "trial-1", "--terms", ""), "and give 8 digits or more"),
+        (
+            ("approve", "trial-2", "--terms", "0123456789ab"),
+            "No run 'trial-2' has asked for approval; runs that did: trial-1.",
+        ),
+        (("show", "trial-2"), "No run 'trial-2' has asked"),
+        (("deny", "trial-1", "--why", "a\nb"), "--why must be one printed line"),
+    ],
+)
+def test_a_bad_decision_is_one_sentence_and_changes_nothing(
+    cli: Cli, asked: Path, words: tuple[str, ...], error: str
+) -> None:
+    done = cli("hospital", words[0], asked, *words[1:])
+    assert done.code == 2 and error in done.error
+    assert refusal(asked).startswith("the run waits for approval here")

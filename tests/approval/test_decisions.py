@@ -1,0 +1,193 @@
+"""Where the policy has require-approval, nothing of a run is computed or charged before a person approved its very terms."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+
+from polyclinic.client.app import app
+from polyclinic.client.home import approvals as module
+from polyclinic.client.home.approvals import Approval, approval_named, approvals, decide
+from polyclinic.client.home.journal import read_journal
+from polyclinic.client.home.policy import Policy
+from polyclinic.config import RunConfig
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.server.calibration import calibrate
+from polyclinic.server.phases.enrolment import enrol_request
+from polyclinic.wire.messages import (
+    ASK,
+    ENROL,
+    RECORD,
+    REFUSED,
+    STATISTICS,
+    AskRequest,
+    EnrolRequest,
+    StatisticsRequest,
+)
+from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message
+
+WAITS = f'{STRICT}\nrequire-approval = true\nallowed-runs = ["installed"]\n'
+RUN: dict[str, Any] = {"privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 4, "training.sample-rate": 0.2}
+
+
+@pytest.fixture
+def hospital(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", "as a node that was started by polyclinic")
+    return make_hospital(tmp_path, WAITS)
+
+
+def enrols(hospital: Path, config: RunConfig, request: EnrolRequest | None = None) -> Message:
+    asked = request or enrol_request("trial-1", "", calibrate(config))
+    return app.call_stack([message(asked, ENROL)], [context(hospital, config)])[0]
+
+
+def counts(hospital: Path, config: RunConfig, run: str = "trial-1") -> Message:
+    asked = StatisticsRequest(run=run, site=0, noise_multiplier=30.0)
+    return app.call_stack([message(asked, STATISTICS)], [context(hospital, config)])[0]
+
+
+def waits(reply: Message) -> tuple[str, bool]:
+    said: Any = reply.content[RECORD]
+    return said["refusal"], bool(said.get("waits", False))
+
+
+def test_a_run_waits_until_it_is_approved_and_nothing_is_charged_before(hospital: Path) -> None:
+    config, home = RunConfig.build(RUN), hospital.parent / "home"
+    why, pending = waits(enrols(hospital, config))
+    (found,) = approvals(home)
+    assert pending and why == f"the run waits for approval here (terms {found.digest[:12]})"
+    assert found.state == "pending" and found.run == "trial-1" and found.settings["rounds"] == 4
+    refused = counts(hospital, config)
+    assert refused.error.code == REFUSED and "waits for approval" in refused.error.reason
+    assert not (home / "ledger.sqlite").exists()
+    decide(home, "trial-1", found.digest[:8], "approved", 30.0)
+    assert waits(enrols(hospital, config)) == ("", False)
+    assert not counts(hospital, config).has_error() and ledger(hospital).spent() > 0
+    events = [(entry["event"], entry["kind"]) for entry in read_journal(home).entries if entry["kind"] == "approval"]
+    assert events == [("pending", "approval"), ("approved", "approval")] and read_journal(home).intact
+
+
+@pytest.mark.parametrize(
+    "change", [{"rounds": 5}, {"privacy.epsilon": 2.0}, {"evaluation.metrics": "none"}, {"seed": 7}]
+)
+def test_other_terms_under_an_approved_name_wait_anew(hospital: Path, change: dict[str, Any]) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    approved = decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    other = RunConfig.build({**RUN, **change})
+    refused = counts(hospital, other)
+    assert refused.error.code == REFUSED and "waits for approval" in refused.error.reason
+    asks = approval_named(home, "trial-1")
+    assert asks.digest != approved.digest and asks.state == "pending"
+    # Who looked at the terms of before cannot approve those of now by them.
+    with pytest.raises(ConfigError, match=f"but run 'trial-1' now asks under {asks.digest[:12]}"):
+        decide(home, "trial-1", approved.digest[:12], "approved", 30.0)
+    assert not (home / "ledger.sqlite").exists()
+
+
+def test_a_run_that_was_approved_for_little_cannot_spend_more(hospital: Path) -> None:
+    """The budget of 2 would allow it, and so would the plan that the coordinator declares."""
+    config, home = RunConfig.build(RUN), hospital.parent / "home"
+    enrols(hospital, config)
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    asked = StatisticsRequest(run="trial-1", site=0, noise_multiplier=2.0)
+    reply = app.call_stack([message(asked, STATISTICS)], [context(hospital, config)])[0]
+    assert reply.error.code == REFUSED and "The run may spend epsilon 1 at 'St. Elsewhere'" in reply.error.reason
+    assert not counts(hospital, config).has_error() and 0 < ledger(hospital).spent() < 1
+
+
+@pytest.mark.parametrize("key", ["out", "timeout", "workers"])
+def test_what_is_of_the_coordinators_machine_is_no_term(hospital: Path, key: str) -> None:
+    home = hospital.parent / "home"
+    enrols(hospital, RunConfig.build(RUN))
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    value = {"out": "elsewhere", "timeout": 77.0, "workers": 3}[key]
+    assert waits(enrols(hospital, RunConfig.build({**RUN, key: value}))) == ("", False)
+
+
+def test_a_denial_stops_a_run_that_was_approved(hospital: Path) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    assert not counts(hospital, config).has_error()
+    spent = ledger(hospital).spent()
+    decide(home, "trial-1", "", "denied", 30.0, "the board has not met")
+    assert counts(hospital, config).error.reason.endswith("the run was denied here: the board has not met.")
+    assert waits(enrols(hospital, config)) == ("the run was denied here: the board has not met", False)
+    assert ledger(hospital).spent() == spent
+
+
+def test_an_approval_expires(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 2.0)
+    later = datetime.now(UTC) + timedelta(days=2, seconds=1)
+    monkeypatch.setattr(module, "_now", lambda: later)
+    assert "waits for approval" in counts(hospital, config).error.reason
+    assert approval_named(home, "trial-1").stands(later) == "pending"
+
+
+def test_a_coordinators_question_waits_too_and_another_one_waits_anew(hospital: Path) -> None:
+    home, config = hospital.parent / "home", RunConfig.build({})
+    question = json.dumps({"kind": "survey", "columns": ["age"], "epsilon": 0.1})
+    asked = enrol_request("ask-1", "", trains=False, question=question)
+    assert waits(enrols(hospital, config, asked))[1]
+    ask = AskRequest(run="ask-1", site=0, question=question)
+    assert "waits for approval" in app.call_stack([message(ask, ASK)], [context(hospital, config)])[0].error.reason
+    decide(home, "ask-1", approval_named(home, "ask-1").digest, "approved", 1.0)
+    reply = app.call_stack([message(ask, ASK)], [context(hospital, config)])[0]
+    assert not reply.has_error() or "waits for approval" not in reply.error.reason
+    other = ask.model_copy(update={"question": question.replace("0.1", "0.2")})
+    assert "waits for approval" in app.call_stack([message(other, ASK)], [context(hospital, config)])[0].error.reason
+
+
+def test_who_settles_what_a_run_leaves_open_asks_nobody(hospital: Path) -> None:
+    assert waits(enrols(hospital, RunConfig.build(RUN), enrol_request("settle", "", trains=False))) == ("", False)
+    assert not approvals(hospital.parent / "home")
+
+
+def test_a_coordinator_cannot_fill_the_disk_with_names(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PENDING", 2)
+    config = RunConfig.build(RUN)
+    said = [counts(hospital, config, f"run-{number}").error.reason for number in range(3)]
+    assert "2 runs wait for approval already" in said[2] and len(approvals(hospital.parent / "home")) == 2
+
+
+def test_an_approval_that_cannot_be_read_stops_the_run_and_tells_nobody_why(hospital: Path) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    (home / "approvals/trial-1.json").write_text('{"state": "approved"}')
+    reply = counts(hospital, config)
+    assert reply.has_error() and str(home) not in reply.error.reason
+    with pytest.raises(DataError, match="cannot be read as an approval"):
+        approvals(home)
+
+
+def test_approval_needs_known_code() -> None:
+    with pytest.raises(ConfigError, match="require-approval needs allowed-runs"):
+        Policy.build({"budget": 1.0, "delta": 1e-5, "require-approval": True}, "hospital.toml")
+
+
+def test_a_file_of_an_approval_has_no_end_without_a_zone(tmp_path: Path) -> None:
+    folder = tmp_path / "approvals"
+    folder.mkdir()
+    whole = Approval(
+        "a", "0" * 64, "approved", {}, "", "2026-01-01T00:00:00+00:00", until="2999-01-01T00:00:00"
+    ).__dict__
+    (folder / "a.json").write_text(json.dumps(whole))
+    with pytest.raises(DataError, match="cannot be read as an approval"):
+        approvals(tmp_path)
+
+
+def test_bad_answers_to_a_run_change_nothing(hospital: Path) -> None:
+    home = hospital.parent / "home"
+    enrols(hospital, RunConfig.build(RUN))
+    digest = approvals(home)[0].digest
+    bad = [("nobody", digest, ""), ("trial-1", digest[:7], ""), ("trial-1", "f" * 64, ""), ("trial-1", digest, "a\nb")]
+    for run, terms, why in bad:
+        with pytest.raises(ConfigError):
+            decide(home, run, terms, "approved", 1.0, why)
+    assert approval_named(home, "trial-1").state == "pending"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
-from polyclinic_studies.generators import sprint_acgan, stated
+from polyclinic_studies.generators import curves, stated
 from polyclinic_studies.generators.transfer_figures import figures
 from polyclinic_studies.generators.transfer_study import (
     Found,
@@ -124,10 +124,10 @@ def run(asked: Asked, say: Say) -> Findings:
             for name in (ACGAN, ACGAN_PLAIN) if name in chosen.methods
         }  # fmt: skip
         more = {
-            "grid": sprint_acgan.grid(parts, chosen.options(ACGAN, seed)),
-            "chosen": {name: sprint_acgan.chosen_rounds(result) for name, result in runs.items()},
+            "grid": curves.grid(parts, chosen.options(ACGAN, seed)),
+            "chosen": {name: curves.chosen_rounds(result) for name, result in runs.items()},
         }
-        drawn["candidates"] = sprint_acgan.course_figure(runs)
+        drawn["candidates"] = curves.course_figure(runs)
     tables = [
         f"Accuracy on held-out participants; {len(chosen.seeds)} simulation(s), mean ± standard deviation.\n",
         score_table(found, "accuracy", published),
@@ -181,7 +181,7 @@ def _acgan_tables(more: Mapping[str, Any]) -> list[str]:
         "The AC-GAN by epsilon and clip norm, first simulation, short runs: 10 rounds with 60 generator steps each, noise of "
         "each hospital's own, no choice among generators. Accuracy less that of real participants (LR, RF), and Spearman of "
         "correlations.\n",
-        sprint_acgan.grid_table(more["grid"]),
+        curves.grid_table(more["grid"]),
         f"Rounds whose generators the hospitals chose in the first simulation (figure `candidates`): {chosen}.\n",
     ]
 

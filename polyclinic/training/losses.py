@@ -4,7 +4,8 @@ A loss is one number a row, of outputs (..., O) and labels (...) int64. "cross-e
 of class 1, of a binary label.
 "logistic": one logit, y 1 or 0 (a critic's real and generated; Goodfellow et al. 2014). "wasserstein": one score, high
 for y 1 (Arjovsky et al. 2017). "auxiliary": a logit of real and the logits of K labels, y = 2 * label + real, the two
-entropies weighed alike (Odena et al. 2017). "density": one output, minus the log-density of the row itself; y is not used.
+entropies weighed alike (Odena et al. 2017). "discriminative": a logit of real and those of the 2 K pairs of label and real, y
+as before (Hou et al. 2022). "density": one output, minus the log-density of the row itself; y is not used.
 In place of a name there may be an ``Objective``, with labels as it takes them.
 """
 
@@ -85,6 +86,10 @@ def _auxiliary(outputs: Tensor, labels: Tensor) -> Tensor:
     return _logistic(outputs[..., :1], labels % 2) + _cross_entropy(outputs[..., 1:], labels // 2)
 
 
+def _discriminative(outputs: Tensor, labels: Tensor) -> Tensor:
+    return _logistic(outputs[..., :1], labels % 2) + _cross_entropy(outputs[..., 1:], labels)
+
+
 def _density(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs[..., 0]
 
@@ -116,17 +121,25 @@ def _auxiliary_closed(outputs: Tensor, labels: Tensor) -> Pair:
     return real + label, torch.cat([at_real, at_label], -1)
 
 
+def _discriminative_closed(outputs: Tensor, labels: Tensor) -> Pair:
+    (real, at_real), (pair, at_pair) = (
+        _logistic_closed(outputs[..., :1], labels % 2),
+        _cross_entropy_closed(outputs[..., 1:], labels),
+    )
+    return real + pair, torch.cat([at_real, at_pair], -1)
+
+
 def _density_closed(outputs: Tensor, labels: Tensor) -> Pair:
     return _density(outputs, labels), torch.ones_like(outputs)
 
 
 _DIFFERENTIABLE: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
     CROSS_ENTROPY: _one_or_several, "logistic": _logistic, "wasserstein": _wasserstein, "auxiliary": _auxiliary,
-    DENSITY: _density,
+    "discriminative": _discriminative, DENSITY: _density,
 }  # fmt: skip
 _CLOSED: Mapping[str, Callable[[Tensor, Tensor], Pair]] = {
     CROSS_ENTROPY: _one_or_several_closed, "logistic": _logistic_closed, "wasserstein": _wasserstein_closed,
-    "auxiliary": _auxiliary_closed, DENSITY: _density_closed,
+    "auxiliary": _auxiliary_closed, "discriminative": _discriminative_closed, DENSITY: _density_closed,
 }  # fmt: skip
 # Which numbers of outputs a loss takes, and how that is said.
 _OUTPUTS: Mapping[str, tuple[Callable[[int], bool], str]] = {
@@ -135,5 +148,6 @@ _OUTPUTS: Mapping[str, tuple[Callable[[int], bool], str]] = {
     "wasserstein": (lambda outputs: outputs == 1, "one output"),
     DENSITY: (lambda outputs: outputs == 1, "one output"),
     "auxiliary": (lambda outputs: outputs >= 2, "one output and another for each label"),
+    "discriminative": (lambda outputs: outputs >= 3 and outputs % 2 == 1, "one output and two for each label"),
 }
 LOSSES = tuple(_OUTPUTS)

@@ -18,8 +18,8 @@ from polyclinic.training.task import SiteWork
 from tests.training.test_engines import made, models
 from tests.training.test_stacked import assert_equal, double, opacus, settings, start_of
 
-OUTPUTS = {"cross-entropy": 3, "logistic": 1, "wasserstein": 1, "auxiliary": 3, "density": 1}
-LABELS = {"cross-entropy": 3, "logistic": 2, "wasserstein": 2, "auxiliary": 4, "density": 2}
+OUTPUTS = {"cross-entropy": 3, "logistic": 1, "wasserstein": 1, "auxiliary": 3, "discriminative": 5, "density": 1}
+LABELS = {"cross-entropy": 3, "logistic": 2, "wasserstein": 2, "auxiliary": 4, "discriminative": 4, "density": 2}
 
 
 def some(loss: str, shape: tuple[int, ...], scale: float) -> tuple[Tensor, Tensor]:
@@ -55,6 +55,11 @@ def test_values_by_hand() -> None:
     assert told == pytest.approx([math.log(2) + math.log(3)])
     gradient = losses_and_gradients("auxiliary", torch.zeros(1, 4), torch.tensor([5]))[1]
     torch.testing.assert_close(gradient, torch.tensor([[-1 / 2, 1 / 3, 1 / 3, -2 / 3]]))
+    # y = 2: generated, of label 1 of two; log 2 for the even logit, log 4 for the even pairs.
+    told = row_losses("discriminative", torch.zeros(1, 5), torch.tensor([2])).tolist()
+    assert told == pytest.approx([math.log(2) + math.log(4)])
+    gradient = losses_and_gradients("discriminative", torch.zeros(1, 5), torch.tensor([2]))[1]
+    torch.testing.assert_close(gradient, torch.tensor([[1 / 2, 1 / 4, 1 / 4, -3 / 4, 1 / 4]]))
 
 
 @pytest.mark.parametrize(
@@ -63,6 +68,7 @@ def test_values_by_hand() -> None:
         ("wassertein", 1, "'wassertein' is unknown.*Did you mean 'wasserstein'"),
         ("logistic", 2, "'logistic' takes a model with one output; this one has 2"),
         ("auxiliary", 1, "'auxiliary' takes a model with one output and another for each label; this one has 1"),
+        ("discriminative", 4, "'discriminative' takes a model with one output and two for each label; this one has 4"),
     ],
 )
 def test_a_loss_that_does_not_fit_is_refused(loss: str, outputs: int, told: str) -> None:

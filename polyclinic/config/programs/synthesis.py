@@ -43,7 +43,7 @@ _OF_METHOD: dict[str, dict[str, Any]] = {
 # What was measured to do (docs/synthesis/games.md).
 _OF_GAME = {
     "gan": _usual(30, 5.0, sample_rate=1.0, local_steps=1, learning_rate=1.0, weight_decay=0.7),
-    "acgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
+    "acgan": _usual(30, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
     "dpgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=4.0, weight_decay=0.025),
     "ppgan": _usual(60, 0.5, sample_rate=1.0, local_steps=1, learning_rate=2.0, weight_decay=0.025),
     "wgan": _usual(1000, None, sample_rate=0.1, local_steps=5, learning_rate=1e-3, optimizer="rmsprop"),

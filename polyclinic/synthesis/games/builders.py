@@ -42,38 +42,53 @@ def gan(layout: Layout, given: Mapping[str, Any]) -> Game:
     nothing goes round in circles; what averages the noise is the generator's falling rate. Options ``widths``: a perceptron
     beside the map; ``floor``: each column's own noise, relative to its public scale.
     """
-    columns = layout.label.start
-    few = columns <= _MOST_PRODUCTS
-    latent = min(columns, _MOST_LATENTS)
     floor = float(given.get("floor", _FLOOR))
     widths = tuple(int(width) for width in str(given.get("widths", "")).split(",") if width.strip())
-
-    def critic(at: Layout) -> nn.Module:
-        return moment_critic(at.width, 1, at.classes) if few else mlp_critic(at.width, 1, (64,))
-
     return Game(
-        name="gan", core=lambda at: LabelledAffine(at.label.start, latent, at.classes, widths, floor),
-        critic_of=critic, loss="wasserstein" if few else "logistic", latent=latent + columns, spread=0.7, fall=0.5,
-        learning_rate=0.02, steps=10,
+        name="gan", core=lambda at: _affine(at, widths, floor),
+        critic_of=lambda at: _few_moments(at.label.start, 1, at.classes),
+        loss="wasserstein" if layout.label.start <= _MOST_PRODUCTS else "logistic", latent=_affine_latents(layout), spread=0.7,
+        fall=0.5, learning_rate=0.02, steps=10,
     )  # fmt: skip
 
 
 def acgan(layout: Layout, given: Mapping[str, Any]) -> Game:
     """The AC-GAN of a trial: its critic says real or generated, and which label, as it is not shown it.
 
-    Beaulieu-Jones et al. 2019 with a critic of a few thousand parameters, for noise grows with the root of their number, and the
-    small generator of ``dpgan`` in place of their convolutions (``acgan-paper`` of polyclinic-studies has both of theirs).
+    Beaulieu-Jones et al. 2019 with the critic and the generator of ``gan`` in place of their convolutions (``acgan-paper`` of
+    polyclinic-studies has both of theirs). Its classifier tells real and generated rows of each label apart, as one that tells
+    labels alone teaches a generator to part them more than real rows are (Hou et al. 2022, arXiv:2107.10060).
     Raises ConfigError for a table that is not trajectories of equal length alone.
     """
     trial_form(layout)
 
-    def small(at: Layout) -> nn.Module:
-        return nn.Sequential(Leading(at.label.start), *mlp_critic(at.label.start, 1 + at.classes, (64,)))
+    def critic(at: Layout) -> nn.Module:
+        columns = at.label.start
+        return nn.Sequential(Leading(columns), *_few_moments(columns, 1 + 2 * at.classes))
 
     return Game(
-        name="acgan", core=_small_generator, critic_of=small, loss="auxiliary", latent=_SMALL + layout.label.start,
-        learning_rate=2e-3, steps=10, batch=256, spread=0.7, fall=0.5,
+        name="acgan", core=_affine, critic_of=critic, loss="discriminative", latent=_affine_latents(layout),
+        learning_rate=3e-3, steps=20, batch=256, spread=0.7, fall=0.5,
     )  # fmt: skip
+
+
+def _affine(at: Layout, widths: Sequence[int] = (), floor: float = _FLOOR) -> nn.Module:
+    """A map of normal latents for each label, each column's own noise, and a perceptron where there are ``widths``."""
+    columns = at.label.start
+    return LabelledAffine(columns, min(columns, _MOST_LATENTS), at.classes, widths, floor)
+
+
+def _affine_latents(at: Layout) -> int:
+    """The map's latents and each column's own noise."""
+    columns: int = at.label.start
+    return columns + min(columns, _MOST_LATENTS)
+
+
+def _few_moments(columns: int, outputs: int, labels: int = 0) -> nn.Sequential:
+    """Linear in the moments of ``columns``, of each label where a row ends in them; a perceptron where those are too many."""
+    if columns <= _MOST_PRODUCTS:
+        return moment_critic(columns + labels, outputs, labels)
+    return mlp_critic(columns + labels, outputs, (64,))
 
 
 def _small_generator(at: Layout) -> nn.Module:

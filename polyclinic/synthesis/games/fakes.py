@@ -84,7 +84,7 @@ def pairs(
     order = np.argsort(patient, kind="stable")
     both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), z.shape[1])
     real = np.tile(np.array([1, 0]), len(z))
-    y = 2 * layout.labels(both) + real if game.loss == "auxiliary" else real
+    y = 2 * layout.labels(both) + real if game.loss in ("auxiliary", "discriminative") else real
     front = game.front(layout)
     x = np.concatenate([front.rows(row[None]) for row in both]) if apart and len(both) else front.rows(both)
     return Rows(x, y.astype(np.int64), np.repeat(patient[order], 2), patients)

@@ -20,7 +20,7 @@ from polyclinic.synthesis.games.head import Front, Generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays
 
-Loss = Literal["logistic", "wasserstein", "auxiliary"]
+Loss = Literal["logistic", "wasserstein", "auxiliary", "discriminative"]
 Law = Literal["normal", "uniform"]
 Schedule = Literal["constant", "linear", "cosine"]
 Optimizer = Literal["adam", "rmsprop", "sgd"]
@@ -124,7 +124,7 @@ class Game:
         if self.adaptive and self.loss == "wasserstein":
             raise ConfigError(
                 "A game whose critic steps adapt needs a critic that says real or generated; the loss 'wasserstein' gives "
-                "scores without a threshold: use 'logistic' or 'auxiliary'."
+                "scores without a threshold: use 'logistic', 'auxiliary' or 'discriminative'."
             )
 
     def front(self, layout: Layout) -> Front:

@@ -25,12 +25,18 @@ def generator_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
     """Mean loss of a generator whose rows of (n,) ``labels`` a critic gave (n, O) ``outputs``: it wants them called real.
 
     "logistic": non-saturating (Goodfellow et al. 2014); "wasserstein": minus the score (Arjovsky et al. 2017); "auxiliary":
-    the first, and the entropy of the label (Odena et al. 2017).
+    the first, and the entropy of the label (Odena et al. 2017); "discriminative": the first, less the log-odds that a row of its
+    label is real (Hou et al. 2022).
     """
     if loss == "wasserstein":
         return -outputs[:, 0].mean()
     real = functional.softplus(-outputs[:, 0]).mean()
-    return real + functional.cross_entropy(outputs[:, 1:], labels) if loss == "auxiliary" else real
+    if loss == "auxiliary":
+        return real + functional.cross_entropy(outputs[:, 1:], labels)
+    if loss == "discriminative":
+        pairs = outputs[:, 1:].reshape(len(labels), -1, 2)[torch.arange(len(labels)), labels]
+        return real - (pairs[:, 1] - pairs[:, 0]).mean()
+    return real
 
 
 @dataclass(frozen=True, eq=False)

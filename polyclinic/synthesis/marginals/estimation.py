@@ -19,7 +19,7 @@ _NATS = 10.0
 # models: to follow less noise takes thousands of steps.
 _LEAST_VARIANCES = (1e-4, 1e-6, 1e-8)
 _CONVERGED = 1e-5
-_OPTIONS = {"maxiter": 400, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
+_OPTIONS = {"maxiter": 1000, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-7}
 # What steps may leave of a frequency and say nothing, by the deviation of its noise, or by so much where that is smaller.
 _UNSAID, _SMALL = 0.1, 1e-3
 _LEAST = 1e-6

@@ -105,8 +105,9 @@ def test_a_pair_has_its_patient_and_says_which_is_real() -> None:
     order = [1, 3, 2, 0, 4, 5]
     assert_array_equal(found.x[::2], z[order])
     assert_array_equal(found.x[1::2], fakes[order])
-    both = pairs(replace(made, loss="auxiliary"), LAYOUT, z, patient, 4, fakes)
-    assert_array_equal(both.y, 2 * np.repeat(LAYOUT.labels(z)[order], 2) + np.tile([1, 0], 6))
+    for loss in ("auxiliary", "discriminative"):
+        both = pairs(replace(made, loss=loss), LAYOUT, z, patient, 4, fakes)
+        assert_array_equal(both.y, 2 * np.repeat(LAYOUT.labels(z)[order], 2) + np.tile([1, 0], 6))
 
 
 def test_a_patient_with_its_generated_rows_moves_the_clipped_sum_by_at_most_the_norm() -> None:
@@ -137,6 +138,9 @@ def test_a_generators_loss_wants_rows_called_real_and_labels_right() -> None:
     assert float(generator_loss("wasserstein", outputs[:, :1], labels)) == pytest.approx(-1.0)
     assert float(generator_loss("logistic", outputs[:, :1], labels)) == pytest.approx(real)
     assert float(generator_loss("auxiliary", outputs, labels)) == pytest.approx(real + label)
+    of_pairs = torch.cat([outputs[:, :1], torch.tensor([[0.5, 2.0, 9.0, 9.0], [9.0, 9.0, 3.0, 1.0]])], 1)
+    odds = (1.5 - 2.0) / 2  # of real, at each row's own label
+    assert float(generator_loss("discriminative", of_pairs, labels)) == pytest.approx(real - odds)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "rmsprop", "sgd"])

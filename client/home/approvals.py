@@ -64,7 +64,8 @@ class Approval:
 def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Approval:
     """The standing of a run at a real hospital, which is written down as pending where it is new or has other terms.
 
-    Raises BudgetRefused where too many runs wait already; DataError for a file, ConfigError for a question that cannot be read.
+    Of very many that wait, those that asked first are forgotten, and wait anew when they ask again.
+    Raises DataError for a file, ConfigError for a question that cannot be read.
     """
     run, question = request.run, str(getattr(request, "question", ""))
     if question:
@@ -75,9 +76,9 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     if before and before.digest == name:
         return before
     if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
-        waiting = sum(one.state == "pending" for one in approvals(hospital.home))
-        if waiting >= _MOST_PENDING:
-            raise BudgetRefused(f"{hospital.site}: {waiting} runs wait for approval already, and no more are taken.")
+        waiting = [one.run for one in approvals(hospital.home) if one.state == "pending"]
+        for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
+            path.with_name(f"{run_before}.json").unlink(missing_ok=True)
     # A configuration's own key is no question that the hospital is asked.
     shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
     shown |= {"question": question} if question else {}
@@ -101,7 +102,9 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
 
 
 def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
-    """Raises BudgetRefused for a run that waits for a person, or was denied."""
+    """Raises BudgetRefused for a run that waits for a person, or was denied, and for a round after its last."""
+    if (round := getattr(request, "round", 0)) > config.rounds:
+        raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run that was approved for {config.rounds}.")
     if said := standing(hospital, request, config):
         raise BudgetRefused(f"{hospital.site}: {said['refusal']}.")
 

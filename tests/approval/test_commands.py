@@ -96,3 +96,13 @@ def test_a_bad_decision_is_one_sentence_and_changes_nothing(
     done = cli("hospital", words[0], asked, *words[1:])
     assert done.code == 2 and error in done.error
     assert refusal(asked).startswith("the run waits for approval here")
+
+
+def test_a_run_of_a_version_with_other_keys_can_be_seen_and_denied(cli: Cli, asked: Path) -> None:
+    path = asked / "home/approvals/trial-1.json"
+    old = json.loads(path.read_text())
+    path.write_text(json.dumps(old | {"settings": {"key-of-before": 1}}))
+    assert [one["run"] for one in json.loads(cli("hospital", "pending", asked, "--json").out)] == ["trial-1"]
+    shown = cli("hospital", "show", asked, "trial-1")
+    assert shown.code == 0 and "key-of-before = 1" in shown.out
+    assert cli("hospital", "deny", asked, "trial-1").code == 0

@@ -29,8 +29,9 @@ from polyclinic.wire.messages import (
     AskRequest,
     EnrolRequest,
     StatisticsRequest,
+    TrainRequest,
 )
-from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message
+from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, model
 
 WAITS = f'{STRICT}\nrequire-approval = true\nallowed-runs = ["installed"]\n'
 RUN: dict[str, Any] = {"privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 4, "training.sample-rate": 0.2}
@@ -188,10 +189,24 @@ def test_who_settles_what_a_run_leaves_open_asks_nobody(hospital: Path) -> None:
 
 
 def test_a_coordinator_cannot_fill_the_disk_with_names(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_MOST_PENDING", 2)
-    config = RunConfig.build(RUN)
-    said = [counts(hospital, config, f"run-{number}").error.reason for number in range(3)]
-    assert "2 runs wait for approval already" in said[2] and len(approvals(hospital.parent / "home")) == 2
+    """The runs that asked first are forgotten, and none on which a person has decided."""
+    monkeypatch.setattr(module, "_MOST_PENDING", 3)
+    config, home = RunConfig.build(RUN), hospital.parent / "home"
+    counts(hospital, config, "run-0")
+    decide(home, "run-0", approval_named(home, "run-0").digest, "approved", 1.0)
+    for number in range(1, 6):
+        assert "waits for approval" in counts(hospital, config, f"run-{number}").error.reason
+        assert len(approvals(home)) <= 4
+    assert {one.run for one in approvals(home)} == {"run-0", "run-3", "run-4", "run-5"}
+
+
+def test_a_run_has_no_more_rounds_than_were_approved(hospital: Path) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
+    asked = TrainRequest(run="trial-1", site=0, round=5, noise_multiplier=50.0, public_patients=150.0)
+    reply = app.call_stack([message(asked, "train", model())], [context(hospital, config)])[0]
+    assert reply.error.code == REFUSED and "round 5 is asked of a run that was approved for 4" in reply.error.reason
 
 
 def test_an_approval_that_cannot_be_read_stops_the_run_and_tells_nobody_why(hospital: Path) -> None:

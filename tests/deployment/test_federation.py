@@ -302,12 +302,13 @@ def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation
 def test_a_question_waits_until_a_person_at_the_hospital_approves_it(federation: Federation) -> None:
     north, asked = federation.folder / "north", []
     own, line = north / "hospital.toml", "require-approval = false"
-    text = own.read_text()
+    allowed, more = '"statistics"]', '"statistics", "query"]'
+    south = federation.folder / "south" / "hospital.toml"
+    south.write_text(south.read_text().replace(allowed, more))
+    text = own.read_text().replace(allowed, more)
     question = ("query", "mean", "--column", "age", "--epsilon", "0.1", "--coordinator", federation.co)
     try:
-        own.write_text(
-            text.replace(line, line.replace("false", "true")).replace('"statistics"]', '"statistics", "query"]')
-        )
+        own.write_text(text.replace(line, line.replace("false", "true")))
         asking = threading.Thread(target=lambda: asked.append(federation.call(*question)))
         asking.start()
         [waiting] = wait_for(lambda: federation.call("hospital", "pending", north))

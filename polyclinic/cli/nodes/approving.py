@@ -50,7 +50,13 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
     node = _read(folder)
     ledger = ledger_status(node)
     facts = _facts(approval_named(node.home, run)) | {"spent": ledger["epsilon"], "budget": ledger["budget"]}
-    asks = "no privacy" if facts["epsilon"] is None else f"ε = {facts['epsilon']:g}"
+    asks = (
+        "no privacy"
+        if facts["epsilon"] is None
+        else f"ε = {facts['epsilon']:g}"
+        if facts["task"]
+        else "what no key here is"
+    )
     budget = "no limit" if ledger["budget"] is None else f"{ledger['budget']:g}"
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
     what = ", ".join(facts[name] for name in ("task", "model", "strategy") if facts[name])
@@ -113,17 +119,21 @@ def _decision(facts: dict[str, Any]) -> str:
 
 def _facts(approval: Approval) -> dict[str, Any]:
     """An approval as JSON, with what the run's configuration says of the most important."""
+    from contextlib import suppress
     from datetime import UTC, datetime
 
     from polyclinic.config import RunConfig
+    from polyclinic.errors import ConfigError
     from polyclinic.releases.kinds import read_question
 
-    config = RunConfig.build(approval.settings)
-    epsilon = config.privacy.epsilon if config.privacy.dp else None
-    # A coordinator's text could otherwise move the cursor, or look like another line.
-    names = {"task": config.task, "model": config.model, "strategy": config.strategy}
-    facts: dict[str, Any] = {key: name if name.isprintable() else repr(name) for key, name in names.items()}
-    facts |= {"rounds": config.rounds, "epsilon": epsilon, "metrics": config.evaluation.metrics}
+    facts: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "")
+    with suppress(ConfigError):  # which settings of a version that had other keys may raise
+        config = RunConfig.build(approval.settings)
+        # A coordinator's text could otherwise move the cursor, or look like another line.
+        names = {"task": config.task, "model": config.model, "strategy": config.strategy}
+        facts |= {key: name if name.isprintable() else repr(name) for key, name in names.items()}
+        epsilon = config.privacy.epsilon if config.privacy.dp else None
+        facts |= {"rounds": config.rounds, "epsilon": epsilon, "metrics": config.evaluation.metrics}
     if asked := approval.settings.get("question"):
         question = read_question(asked)
         facts = dict.fromkeys(facts, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}

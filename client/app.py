@@ -158,7 +158,7 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
         config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
-        if hospital.waits_for_people and kind is not EnrolRequest:  # who enrols says itself that the run waits
+        if hospital.under_control and kind is not EnrolRequest:  # who enrols says itself that the run waits
             import_module("polyclinic.client.home.approvals").check_approved(hospital, request, config)
         return Call(message.content, hospital, request, config)
     except Exception as error:

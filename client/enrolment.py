@@ -50,7 +50,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
                 _check_run(call)
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
-        if (call.request.trains or call.request.question) and hospital.waits_for_people:
+        if (call.request.trains or call.request.question) and hospital.under_control:
             from polyclinic.client.home.approvals import standing  # loaded where the policy asks for it
 
             if said := standing(hospital, call.request, call.config):

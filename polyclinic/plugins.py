@@ -48,10 +48,7 @@ GROUPS = {
     "experiments": "The experiment",
 }  # fmt: skip
 #: Mods that come with Polyclinic, by name.
-MODS = {
-    "logging": "polyclinic.wire.mods:log_messages",
-    "size": "polyclinic.wire.mods:log_sizes",
-}
+MODS = {"logging": "polyclinic.wire.mods:log_messages", "size": "polyclinic.wire.mods:log_sizes"}
 #: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 #: The dataset that is made of files, by its options.
 TABLES = "tables"

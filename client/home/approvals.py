@@ -1,8 +1,8 @@
-"""Runs that wait for somebody at the hospital, where its policy has ``require-approval``.
+"""What people at the hospital have decided: which runs may go on, which may not, and whether any may now.
 
-A run is pending from its first message on until a person approves or denies it. A decision is of the run's name and all
-its terms, by their digest, and an approval ends with its expiry: other terms under the same name are pending anew. Whoever
-denies a run that was approved stops it at this hospital, for every message looks at the decision.
+Where the policy has ``require-approval``, a run is pending from its first message on until a person approves or denies it. An
+approval is of the run's name and all its terms, by their digest, and ends with its expiry: other terms under the same name are
+pending anew. A denial is of the name alone. Every message looks at the decision, so that a denial stops a run that has begun.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from polyclinic.digests import digest
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
 from polyclinic.files import SECRET, write_file
 from polyclinic.releases.kinds import read_question
+from polyclinic.toml import checked
 from polyclinic.wire.messages import Request
 
-FOLDER = "approvals"
+FOLDER, PAUSED = "approvals", "paused.json"
 _FILES = "[!.]*.json"  # one that is being written begins with a dot
 State = Literal["pending", "approved", "denied"]
 # Keys that are of the coordinator's machine, or that a resumed run alone has.
@@ -85,25 +86,34 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     found = Approval(
         run, name, "pending", shown, f"Polyclinic {polyclinic.__version__}", _now().isoformat(timespec="seconds")
     )
+    if before and before.state == "denied":
+        found = replace(before, digest=name, settings=shown, code=found.code)
     # The journal first, as of a decision.
-    append(hospital.home, {"event": "pending", "kind": "approval", "run": run, "terms": name})
+    append(hospital.home, {"event": found.state, "kind": "approval", "run": run, "terms": name})
     _write(path, found)
     return found
 
 
 def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
     """Why the run may not go on, as ``refusal``, and whether it ``waits`` for a person or was denied; empty where it may."""
-    approval = approval_of(hospital, request, config)
+    if pause := paused(hospital.home):
+        return {"refusal": f"the hospital has paused{_because(pause['why'])}", "waits": True}
+    path = hospital.home / FOLDER / f"{request.run}.json"
+    if not hospital.policy.require_approval and not path.is_file():
+        return {}
+    approval = approval_of(hospital, request, config) if hospital.policy.require_approval else _read(path)
     state = approval.stands(_now())
     if state == "denied":
-        return {"refusal": f"the run was denied here{f': {approval.why}' if approval.why else ''}", "waits": False}
-    waits = {"refusal": f"the run waits for approval here (terms {approval.digest[:12]})", "waits": True}
-    return waits if state == "pending" else {}
+        return {"refusal": f"the run was denied here{_because(approval.why)}", "waits": False}
+    if state == "approved" or not hospital.policy.require_approval:
+        return {}
+    return {"refusal": f"the run waits for approval here (terms {approval.digest[:12]})", "waits": True}
 
 
 def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
-    """Raises BudgetRefused for a run that waits for a person, or was denied, and for a round after its last."""
-    if (round := getattr(request, "round", 0)) > config.rounds:
+    """Raises BudgetRefused where the hospital has paused, or the run waits for a person or was denied, and for a round after
+    the last that was approved."""
+    if hospital.policy.require_approval and (round := getattr(request, "round", 0)) > config.rounds:
         raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run that was approved for {config.rounds}.")
     if said := standing(hospital, request, config):
         raise BudgetRefused(f"{hospital.site}: {said['refusal']}.")
@@ -120,6 +130,44 @@ def approval_named(home: Path, run: str) -> Approval:
     if run not in found:
         raise ConfigError(f"No run {run!r} has asked for approval; runs that did: {several(found) or 'none'}.")
     return found[run]
+
+
+def stop(home: Path, run: str, why: str = "") -> Approval:
+    """Deny a run, also one that has asked nobody, as its policy lets it begin by itself. Raises ConfigError as ``decide``."""
+    if not (home / FOLDER / f"{run}.json").is_file():
+        checked(Request, {"run": run, "site": 0}, "The run to be stopped")
+        _write(
+            home / FOLDER / f"{run}.json", Approval(run, "", "pending", {}, "", _now().isoformat(timespec="seconds"))
+        )
+    return decide(home, run, "", "denied", 1.0, why)
+
+
+def pause(home: Path, why: str = "") -> None:
+    """Let nothing of the hospital leave, of whatever run, until ``resume``; nothing is computed or charged. Raises ConfigError
+    for a reason of more than one line."""
+    _check_why(why)
+    now = {"since": _now().isoformat(timespec="seconds"), "by": getpass.getuser(), "why": why}
+    append(home, {"event": "paused", "kind": "approval", **now})
+    write_file(home / PAUSED, json.dumps(now), mode=SECRET)
+
+
+def resume(home: Path) -> None:
+    """End a pause. Raises ConfigError where there is none."""
+    if not (home / PAUSED).exists():
+        raise ConfigError("The hospital has not paused.")
+    append(home, {"event": "resumed", "kind": "approval", "by": getpass.getuser()})
+    (home / PAUSED).unlink(missing_ok=True)
+
+
+def paused(home: Path) -> dict[str, str] | None:
+    """Since when, by whom and why the hospital has paused, or None. A file that cannot be read is a pause without a reason."""
+    try:
+        found = json.loads((home / PAUSED).read_text(encoding="utf-8"))
+        return {name: str(found[name]) for name in ("since", "by", "why")}
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return {"since": "", "by": "", "why": ""}
 
 
 def decide(
@@ -139,10 +187,7 @@ def decide(
         )
     if not 0 < days <= _LONGEST_DAYS:
         raise ConfigError(f"--days is {days:g}; allowed are numbers above 0 and at most {_LONGEST_DAYS}.")
-    if len(why) > _LONGEST_WHY or not why.isprintable():
-        raise ConfigError(
-            f"--why must be one printed line of at most {_LONGEST_WHY} characters: the coordinator is told it."
-        )
+    _check_why(why)
     until = (now + timedelta(days=days)).isoformat(timespec="seconds") if state == "approved" else ""
     decided = replace(
         found, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
@@ -151,6 +196,17 @@ def decide(
     append(home, {"event": state, "kind": "approval", "run": run, "terms": found.digest, "by": decided.by, "why": why})
     _write(home / FOLDER / f"{run}.json", decided)
     return decided
+
+
+def _check_why(why: str) -> None:
+    if len(why) > _LONGEST_WHY or not why.isprintable():
+        raise ConfigError(
+            f"--why must be one printed line of at most {_LONGEST_WHY} characters: the coordinator is told it."
+        )
+
+
+def _because(why: str) -> str:
+    return f": {why}" if why else ""
 
 
 @lru_cache(maxsize=64)

@@ -110,8 +110,13 @@ class Hospital:
 
     @property
     def waits_for_people(self) -> bool:
-        """Whether a person must approve each run here: not in a simulation, nor a question that was typed at the hospital."""
-        return self.policy.require_approval and not self.simulated and not _typed_here.get()
+        """Whether a person must approve each run here."""
+        return self.policy.require_approval and self.under_control
+
+    @property
+    def under_control(self) -> bool:
+        """Whether people here may hold a run up: not in a simulation, nor a question that was typed at the hospital."""
+        return not self.simulated and not _typed_here.get()
 
     @property
     def moves_patients(self) -> bool:

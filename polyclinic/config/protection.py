@@ -61,16 +61,10 @@ class Secure(Keys):
     """What the server sees of hospitals' updates."""
 
     aggregation: bool = Field(
-        False,
-        description="The server learns the sum of the hospitals' updates, and no single one.",
+        False, description="The server learns the sum of the hospitals' updates, and no single one."
     )
     clip_norm: float = Field(10.0, ge=1e-6, le=1e6, description="Each hospital's update is clipped to this L2 norm.")
-    bits: int = Field(
-        24,
-        ge=8,
-        le=28,
-        description="Updates are rounded to steps of clip-norm / 2^bits.",
-    )
+    bits: int = Field(24, ge=8, le=28, description="Updates are rounded to steps of clip-norm / 2^bits.")
     dropouts: int = Field(
         0,
         ge=0,

@@ -15,14 +15,7 @@ from polyclinic.ehr.imputation import Imputer, chained, check_fills, constants
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
-from polyclinic.privacy.statistics import (
-    BINS,
-    PatientTotal,
-    binned_patients,
-    patient_count,
-    sensitivity,
-    standardiser,
-)
+from polyclinic.privacy.statistics import BINS, PatientTotal, binned_patients, patient_count, sensitivity, standardiser
 from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Bools, Floats, Reals
 

@@ -106,3 +106,20 @@ def test_a_run_of_a_version_with_other_keys_can_be_seen_and_denied(cli: Cli, ask
     shown = cli("hospital", "show", asked, "trial-1")
     assert shown.code == 0 and "key-of-before = 1" in shown.out
     assert cli("hospital", "deny", asked, "trial-1").code == 0
+
+
+def test_a_hospital_pauses_stops_and_goes_on_by_the_command(
+    cli: Cli, hospital: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", "as a node that was started by polyclinic")
+    assert "until `resume`" in cli("hospital", "pause", hospital, "--why", "an audit").out
+    status = cli("hospital", "status", hospital)
+    assert "Paused since" in status.out and "an audit" in status.out
+    assert json.loads(cli("hospital", "status", hospital, "--json").out)["paused"]["why"] == "an audit"
+    assert refusal(hospital) == "the hospital has paused: an audit"
+    assert cli("hospital", "resume", hospital).code == 0 and not refusal(hospital)
+    assert cli("hospital", "resume", hospital).code == 2
+    assert "trial-1: denied by" in cli("hospital", "stop", hospital, "trial-1").out
+    assert refusal(hospital) == "the run was denied here"
+    done = cli("hospital", "stop", hospital, "../home")
+    assert done.code == 2 and "The run to be stopped" in done.error

@@ -11,7 +11,7 @@ from flwr.app import Message
 
 from polyclinic.client.app import app
 from polyclinic.client.home import approvals as module
-from polyclinic.client.home.approvals import Approval, approval_named, approvals, decide
+from polyclinic.client.home.approvals import Approval, approval_named, approvals, decide, pause, paused, resume, stop
 from polyclinic.client.home.journal import read_journal
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
@@ -130,6 +130,54 @@ def test_a_denial_stops_a_run_that_was_approved(hospital: Path) -> None:
     assert counts(hospital, config).error.reason.endswith("the run was denied here: the board has not met.")
     assert waits(enrols(hospital, config)) == ("the run was denied here: the board has not met", False)
     assert ledger(hospital).spent() == spent
+
+
+def test_a_run_that_was_denied_stays_so_under_other_terms_until_these_are_approved(hospital: Path) -> None:
+    home, config = hospital.parent / "home", RunConfig.build(RUN)
+    enrols(hospital, config)
+    decide(home, "trial-1", "", "denied", 30.0, "no")
+    other = RunConfig.build({**RUN, "rounds": 3})
+    assert waits(enrols(hospital, other)) == ("the run was denied here: no", False)
+    asks = approval_named(home, "trial-1")
+    assert asks.state == "denied" and asks.settings["rounds"] == 3
+    decide(home, "trial-1", asks.digest, "approved", 30.0)
+    assert waits(enrols(hospital, other)) == ("", False)
+
+
+def test_a_run_is_stopped_also_where_none_needs_an_approval(tmp_path: Path) -> None:
+    hospital, config, home = make_hospital(tmp_path), RunConfig.build(RUN), tmp_path / "home"
+    assert not counts(hospital, config).has_error() and not approvals(home)
+    stop(home, "trial-1", "the board said so")
+    assert counts(hospital, config).error.reason.endswith("the run was denied here: the board said so.")
+    assert waits(enrols(hospital, config)) == ("the run was denied here: the board said so", False)
+    assert not counts(hospital, config, "trial-2").has_error()
+    with pytest.raises(ConfigError, match="The run to be stopped"):
+        stop(home, "../ledger", "")
+
+
+def test_a_pause_holds_up_all_runs_and_charges_nothing(tmp_path: Path) -> None:
+    hospital, config, home = make_hospital(tmp_path), RunConfig.build(RUN), tmp_path / "home"
+    assert not counts(hospital, config).has_error()
+    spent = ledger(hospital).spent()
+    pause(home, "new records come in")
+    assert waits(enrols(hospital, config)) == ("the hospital has paused: new records come in", True)
+    for run in ("trial-1", "trial-2"):
+        reply = counts(hospital, config, run)
+        assert reply.error.code == REFUSED and "has paused: new records come in" in reply.error.reason
+    assert ledger(hospital).spent() == spent
+    resume(home)
+    assert paused(home) is None and not counts(hospital, config, "trial-2").has_error()
+    with pytest.raises(ConfigError, match="has not paused"):
+        resume(home)
+    events = [entry["event"] for entry in read_journal(home).entries if entry["kind"] == "approval"]
+    assert events == ["paused", "resumed"]
+
+
+def test_a_pause_whose_file_cannot_be_read_is_one(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/paused.json").write_text("{")
+    assert "the hospital has paused." in counts(hospital, RunConfig.build(RUN)).error.reason
 
 
 def test_an_approval_expires(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Message
 
-from polyclinic.client.home.approvals import approvals, decide
+from polyclinic.client.home.approvals import approvals, decide, pause, paused, resume
 from polyclinic.config import RunConfig
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
@@ -76,3 +76,26 @@ def test_a_run_that_a_person_denies_goes_on_without_the_hospital(
     assert set(summary["metrics"]["sites"]) == {"north", "west"}
     assert any(one["site"] == "south" and "denied here" in one["reason"] for one in summary["dropouts"])
     assert not (hospitals / "south" / "home" / "ledger.sqlite").exists()
+
+
+def test_a_hospital_that_pauses_misses_rounds_and_then_joins_again(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Pauses(Hospitals):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            home = hospitals / "south" / "home"
+            if self.trainings == 1 and not paused(home):
+                pause(home, "an audit")
+            elif self.trainings == 2 and paused(home):
+                resume(home)
+            return super().push_messages(messages)
+
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    grid = Pauses(hospitals, config, lambda _: set(NAMES))
+    summary = coordinate(grid, config, Run.create(config, pictures=False))[1]
+    told = summary["metrics"]["sites"]
+    assert told["north"]["rounds_joined"] == 4 and told["south"]["rounds_joined"] == 3
+    # It misses the evaluation of round 1 and the training of round 2.
+    assert {(one["site"], one["round"]) for one in summary["dropouts"]} == {("south", 1), ("south", 2)}
+    assert all("has paused: an audit" in one["reason"] for one in summary["dropouts"])
+    assert charges(hospitals, "south").count("train") == 3

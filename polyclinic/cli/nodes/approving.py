@@ -1,4 +1,4 @@
-"""``polyclinic hospital pending``, ``show``, ``approve`` and ``deny``: where the policy says so, a person decides on each run."""
+"""``polyclinic hospital pending``, ``show``, ``approve``, ``deny``, ``stop``, ``pause``, ``resume``: people decide on runs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
 
 RunName = Annotated[str, typer.Argument(help="The run's name, as `pending` shows it.")]
+Why = Annotated[str, typer.Option(help="One line, which the coordinator is told.")]
 _DIGITS = 12
 
 
@@ -91,11 +92,41 @@ def approve(
 def deny(
     folder: Folder,
     run: RunName,
-    why: Annotated[str, typer.Option(help="One line, which the coordinator is told.")] = "",
+    why: Why = "",
     as_json: Json = False,
 ) -> None:
     """Refuse a run, also one that was approved and has begun: nothing more is computed or charged for it."""
     _decide(folder, run, "denied", as_json, why=why)
+
+
+def stop(folder: Folder, run: RunName, why: Why = "", as_json: Json = False) -> None:
+    """Stop a run here, whether or not runs need an approval: nothing more is computed or charged for it. Others go on."""
+    with loading():
+        from polyclinic.client.home import approvals
+
+    facts = _facts(approvals.stop(_read(folder).home, run, why))
+    answer(as_json, facts, f"{run}: denied{_decision(facts)}")
+
+
+def pause(folder: Folder, why: Why = "", as_json: Json = False) -> None:
+    """Hold up all runs here until `resume`: nothing is computed, charged or released meanwhile. The node stays connected."""
+    with loading():
+        from polyclinic.client.home import approvals
+
+    home = _read(folder).home
+    approvals.pause(home, why)
+    answer(
+        as_json, approvals.paused(home), "Paused: no run computes, charges or releases anything here until `resume`."
+    )
+
+
+def resume(folder: Folder, as_json: Json = False) -> None:
+    """End a pause: runs that still go on ask this hospital again in their next round."""
+    with loading():
+        from polyclinic.client.home import approvals
+
+    approvals.resume(_read(folder).home)
+    answer(as_json, {"resumed": True}, "Resumed.")
 
 
 def _decide(

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's key, its node, and how it stands.")
 
 
-for _command in (approving.pending, approving.show, approving.approve, approving.deny):
+for _command in (
+    approving.pending, approving.show, approving.approve, approving.deny, approving.stop, approving.pause, approving.resume,
+):  # fmt: skip
     app.command()(_command)
 
 
@@ -204,6 +206,8 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "
             f"{intact_or_altered(held_out['intact'])}"
         )
+    if pause := found["paused"]:
+        lines.insert(1, " ".join(("Paused since", pause["since"], "by", pause["by"], pause["why"])).rstrip())
     charges = ledger["last"]
     return [
         *lines, *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in charges)

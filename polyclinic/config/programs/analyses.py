@@ -15,14 +15,7 @@ if TYPE_CHECKING:
 #: What analyses take where nothing is given.
 DEFAULTS = posterior.DEFAULTS | {"split.fraction": 0.0}
 #: The rounds of each analysis where nothing is given.
-ROUNDS: dict[str, int] = {
-    "regression": 10,
-    "components": 2,
-    "clusters": 8,
-    "effect": 8,
-    "survival": 1,
-    "cox": 10,
-}
+ROUNDS: dict[str, int] = {"regression": 10, "components": 2, "clusters": 8, "effect": 8, "survival": 1, "cox": 10}
 
 
 def analysis_kind(given: Mapping[str, Any]) -> Kind:

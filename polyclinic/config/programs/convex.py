@@ -64,6 +64,5 @@ class Convex(Keys):
     """Tasks output-perturbation and objective-perturbation."""
 
     perturbation: Literal["gaussian", "gamma"] = Field(
-        "gaussian",
-        description="Noise of the release; gamma has a pure epsilon.",
+        "gaussian", description="Noise of the release; gamma has a pure epsilon."
     )

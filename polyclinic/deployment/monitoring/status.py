@@ -7,6 +7,7 @@ import ssl
 from datetime import UTC, datetime
 from typing import Any
 
+from polyclinic.client.home.approvals import paused
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode
@@ -30,6 +31,7 @@ def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
         "authority": {"expires": _utc(ends), "days": _days(ends)},
         "ledger": ledger_status(found, messages),
         "held_out": _held_out(found),
+        "paused": paused(found.home),
     }
 
 

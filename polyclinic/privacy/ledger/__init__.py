@@ -186,9 +186,7 @@ class Ledger:
         Another ``delta`` gives another true epsilon of the same events; the budget stays at the ledger's own.
         """
         terms = replace(
-            self.terms,
-            accountant=accountant or self.terms.accountant,
-            delta=self.delta if delta is None else delta,
+            self.terms, accountant=accountant or self.terms.accountant, delta=self.delta if delta is None else delta
         )
         with explained(self.path):
             return epsilon_of(self.recorded().history, terms)

@@ -39,23 +39,22 @@ Command = Callable[..., Done]
 
 # These files import JAX, which takes 130 MB: one process of tests runs both.
 USE_JAX = ("tests/digests/test_digests.py", "tests/synthesis/methods/test_marginals.py")
-# These start Ray clusters, SuperLinks and nodes, each of which would take all cores: one after the other.
+# These start Ray clusters, SuperLinks and nodes, each of which would take all cores: one after the other, for beside each other
+# they leave too little to the containers of the compose suite.
 START_CLUSTERS = (
-    "tests/deployment/", "tests/flower/", "tests/sim/test_failing_site.py", "tests/sim/test_grid.py",
+    "tests/deployment/", "tests/flower/", "tests/chaos/", "tests/sim/test_failing_site.py", "tests/sim/test_grid.py",
     "tests/sim/test_killed_actor.py", "tests/sim/test_two_nodes.py",
 )  # fmt: skip
-# This mostly waits until what was struck is back, so that it runs beside them.
-WAIT = ("tests/chaos/",)
 # The longest of all in one process, which begin first.
-LONGEST = (START_CLUSTERS[0], WAIT[0], "tests/docs/test_docs.py", "tests/server/test_rounds.py")
+LONGEST = (START_CLUSTERS[0], "tests/docs/test_docs.py", "tests/server/test_rounds.py")
 
 
 class ByFile(LoadFileScheduling):
-    """The tests of a file go to one process, and those of all files that use JAX, that start clusters, or that wait."""
+    """The tests of a file go to one process, and those of all files that use JAX, or that start clusters."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = super()._split_scope(nodeid)
-        for several in (START_CLUSTERS, WAIT, USE_JAX):
+        for several in (START_CLUSTERS, USE_JAX):
             if file.startswith(several):
                 return several[0]
         return file

@@ -51,7 +51,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
         if (call.request.trains or call.request.question) and hospital.under_control:
-            from polyclinic.client.home.approvals import standing  # loaded where the policy asks for it
+            from polyclinic.client.home.approvals import standing  # what a simulation does without
 
             if said := standing(hospital, call.request, call.config):
                 return _answer(hospital.site, **said)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from flwr.app import Message
@@ -22,14 +22,15 @@ WAITS = POLICY + 'require-approval = true\nallowed-runs = ["installed"]\n'
 class Approves(Hospitals):
     """Somebody at south decides when it has been asked so often."""
 
-    after, state = 3, "approved"
+    after = 3
+    state: Literal["approved", "denied"] = "approved"
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         given = super().push_messages(messages)
         if self.asked.count(("south", "query.enrol")) == self.after:
             home = self.folder / "south" / "home"
             [one] = approvals(home)
-            decide(home, one.run, one.digest, self.state, 30.0)  # type: ignore[arg-type]
+            decide(home, one.run, one.digest, self.state, 30.0)
         return given
 
     def __init__(self, folder: Path, config: RunConfig, here: Here) -> None:
@@ -70,7 +71,7 @@ def test_a_run_that_a_person_denies_goes_on_without_the_hospital(
     hospitals: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Denies(Approves):
-        state = "denied"
+        state: Literal["approved", "denied"] = "denied"
 
     summary = waiting(hospitals, monkeypatch, Denies)
     assert set(summary["metrics"]["sites"]) == {"north", "west"}

@@ -51,13 +51,9 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
     node = _read(folder)
     ledger = ledger_status(node)
     facts = _facts(approval_named(node.home, run)) | {"spent": ledger["epsilon"], "budget": ledger["budget"]}
-    asks = (
-        "no privacy"
-        if facts["epsilon"] is None
-        else f"ε = {facts['epsilon']:g}"
-        if facts["task"]
-        else "what no key here is"
-    )
+    asks = "no privacy" if facts["epsilon"] is None else "keys of another version"
+    if facts["epsilon"]:
+        asks = f"ε = {facts['epsilon']:g}"
     budget = "no limit" if ledger["budget"] is None else f"{ledger['budget']:g}"
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
     what = ", ".join(facts[name] for name in ("task", "model", "strategy") if facts[name])

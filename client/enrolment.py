@@ -61,6 +61,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             sites=len(records.shards()) if isinstance(records, SimulatedRecords) else 1, schema=schemas(hospital.schema),
             delta=policy.delta, budget=policy.budget or 0.0, relation=policy.relation, accountant=policy.accountant,
             elsewhere=policy.patients_elsewhere, knows_others=bool(policy.known_hospitals),
+            asks_people=hospital.waits_for_people,
             metrics_epsilon=hospital.metrics_epsilon(call.config) or 0.0,
         )  # fmt: skip
 

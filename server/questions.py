@@ -45,7 +45,7 @@ def ask(
         request = request.model_copy(update={"question": write_question(question)})
     for pricing in {_pricing(site, request) for site in sites}:
         question.plan(schema, pricing)
-    if not sites[0].simulated:
+    if any(site.asks_people for site in sites):
         asked = enrol_request(request.run, request.home, trains=False, question=request.question)
         sites, absent = enrol(grid, asked, 1, timeout, approval_wait=approval_wait)
     exchange = put(grid, sites, ASK, request, timeout)

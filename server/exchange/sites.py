@@ -33,6 +33,7 @@ class Site:
     ``budget`` None is unlimited. ``elsewhere``: in how many other hospitals one of its patients may also be, at most.
     ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows. ``versions``: of what it
     computes with, by name. ``metrics_epsilon``: the most that the run's private metrics may cost its held-out patients.
+    ``asks_people``: whether a person there must approve what it is asked.
     """
 
     index: int
@@ -48,6 +49,7 @@ class Site:
     knows_others: bool = False
     versions: Mapping[str, str] = field(default_factory=dict, compare=False)
     metrics_epsilon: float = 0.0
+    asks_people: bool = field(default=False, compare=False)
 
     @property
     def id(self) -> int:

@@ -72,6 +72,7 @@ class _Told(_Who):
     accountant: Literal["pld", "rdp"]
     elsewhere: Annotated[int, Field(ge=0, lt=1000)]
     knows_others: bool
+    asks_people: bool = False
     metrics_epsilon: float = Field(ge=0, allow_inf_nan=False)
 
 
@@ -305,7 +306,7 @@ def _sites(
             sites.append(Site(
                 place if simulated else len(sites), told.site, node, simulated, schema(told.schema_), told.delta,
                 told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
-                told.metrics_epsilon,
+                told.metrics_epsilon, told.asks_people,
             ))  # fmt: skip
         except (PolyclinicError, TypeError, ValueError, RecursionError):
             dropped.append(_unread(node_title(node, names), "schema"))

@@ -66,10 +66,10 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
     return reply
 
 
-def append(home: Path, entry: dict[str, Any]) -> None:
+def append(home: Path, entry: dict[str, Any], name: str = NAME) -> None:
     """Write one line, with the time and a digest of all before it, to the disk. Raises OSError."""
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(home / NAME) as file:
+    with _locked(home / name) as file:
         line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry, "before": _head(file)}
         # A line that a crash tore stays as it is, ended here.
         ended = b"" if _ends(file) else b"\n"
@@ -90,14 +90,14 @@ class Journal:
     head: str
 
 
-def read_journal(home: Path) -> Journal:
+def read_journal(home: Path, name: str = NAME) -> Journal:
     """The journal of a hospital's home; empty where none was begun. Raises DataError for a file that cannot be read."""
     try:
-        text = (home / NAME).read_bytes()
+        text = (home / name).read_bytes()
     except FileNotFoundError:
         return Journal((), True, 0, _FIRST)
     except OSError as error:
-        raise DataError(f"The journal {home / NAME} cannot be read: {error.strerror}.") from None
+        raise DataError(f"The journal {home / name} cannot be read: {error.strerror}.") from None
     entries, torn, intact, before = [], 0, True, _FIRST
     for line in text.removesuffix(b"\n").split(b"\n"):
         entry = entry_of(line)

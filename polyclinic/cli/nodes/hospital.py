@@ -133,19 +133,11 @@ def journal(
 ) -> None:
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
     with loading():
-        from polyclinic.client.home.journal import NAME, read_journal
+        from polyclinic.client.home.journal import NAME
 
-    home = _read(folder).home
-    found = read_journal(home)
-    shown = found.entries[-last:] if last else found.entries
-    value = {
-        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
-    }  # fmt: skip
-    columns = ("time", "event", "kind", "run", "round", "why")
-    lines = ("  ".join(filter(None, (str(entry.get(name, "")) for name in columns))) for entry in shown)
-    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
-    if not found.intact:
-        raise PolyclinicError(f"{home / NAME}: a line was changed, taken out or put in.")
+    deploying.show_journal(
+        _read(folder).home, NAME, ("time", "event", "kind", "run", "round", "why"), last, as_json
+    )
 
 
 @app.command()

@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's
 
 for _command in (
     approving.pending, approving.show, approving.approve, approving.deny, approving.stop, approving.pause, approving.resume,
+    approving.page,
 ):  # fmt: skip
     app.command()(_command)
 

@@ -20,14 +20,13 @@ from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effect
 from polyclinic.errors import PolyclinicError, without_name
 from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
-from polyclinic.programs import program_of
 from polyclinic.runs.folder import LATEST, RESULTS, Run
 from polyclinic.runs.predicting import held_out_table
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.phases.enrolment import settle
-from polyclinic.server.progress import Progress, figures, spending
+from polyclinic.server.progress import Progress, dropouts_of, round_line
 from polyclinic.server.questions import answer_run
 from polyclinic.server.state import RunState
 from polyclinic.server.summary import summarise
@@ -103,12 +102,11 @@ class _Logged(Progress):
     def round_done(self, config: RunConfig, state: RunState) -> None:
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
-        reached = f": {figures(state)}" if program_of(config).judged else ""
-        log(INFO, "Round %d of %d%s%s", state.round, config.rounds, reached, spending(config, state))
+        log(WARNING if dropouts_of(state) else INFO, "%s", round_line(config, state))
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         for dropout in dropouts[:_MOST_LOGGED]:
-            when = f"in round {dropout['round']}" if dropout["round"] else "before the first round"
+            when = f"before round {dropout['round']}" if dropout["round"] else "before the first round"
             why = without_name(dropout["site"], dropout["reason"])
             log(WARNING, "Polyclinic: %s dropped out %s: %s", dropout["site"], when, why)
         if len(dropouts) > _MOST_LOGGED:

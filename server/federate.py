@@ -165,11 +165,13 @@ def federate(
         shown = len(state.dropouts)
         here = _go_on(state, enrolled, config, run, home, privacy)
     else:
+        if enrolled.dropouts:
+            watcher.dropped(enrolled.dropouts)
         check_model(program, enrolled.sites[0].schema)
         check_messages(base, program, grid, enrolled.sites)
         # Before anything is spent, so that a function that fails costs nothing.
         metrics = evaluate_here(config, 0, program.first(enrolled.sites[0].schema))
-        state, history, shown, here = _first_state(plain, enrolled), None, 0, enrolled.sites
+        state, history, shown, here = _first_state(plain, enrolled), None, len(enrolled.dropouts), enrolled.sites
         state.note_metrics(0, "server", metrics)
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
@@ -180,10 +182,11 @@ def federate(
         restore_strategy(begun.strategy, before[2])
         if begun.learning:
             begun.learning.check()
-    records = _Records(begun, state, watcher, checkpoint, history, shown)
+    records = _Records(begun, state, watcher, checkpoint, history)
     if not before:
         records.save()
-    records.tell_dropouts()
+    if state.dropouts[shown:]:
+        watcher.dropped(state.dropouts[shown:])
     done = run_rounds(begun, state, records.after_round, records.save)
     if state.saved < state.round:  # budgets stopped it
         records.save()
@@ -209,6 +212,10 @@ class _Enrolled:
     sites: list[Site]
     unused: list[Site]
     absent: list[tuple[str, str]]
+
+    @property
+    def dropouts(self) -> list[dict[str, Any]]:
+        return [{"round": 0, "site": name, "reason": why} for name, why in self.absent]
 
     def nodes(self, here: Sequence[Site]) -> frozenset[int]:
         """The nodes that need not be asked again who they are: all but those of hospitals that wait to join."""
@@ -289,14 +296,13 @@ def _whole_hospitals(run: Run, state: RunState, sites: Sequence[Site]) -> dict[s
 
 @dataclass
 class _Records:
-    """What is written and said after each round. ``shown``: of how many dropouts the watcher knows."""
+    """What is written and said after each round."""
 
     run: Run
     state: RunState
     watcher: Progress
     checkpoint: Path | None
     history: History | None
-    shown: int
     saved_at: float = 0.0
 
     @cached_property
@@ -318,15 +324,8 @@ class _Records:
             newest.saved = newest.round
         self.saved_at = monotonic()
 
-    def tell_dropouts(self) -> None:
-        dropouts = self.state.dropouts
-        if len(dropouts) > self.shown:
-            self.watcher.dropped(dropouts[self.shown :])
-            self.shown = len(dropouts)
-
     def after_round(self, state: RunState) -> None:
         config = self.run.config
-        self.tell_dropouts()
         wait = monotonic() - self.saved_at < _SECONDS if self.patient else state.round % config.checkpoints.rounds_lost
         due = not wait or state.round == config.rounds or self.watcher.stopping()
         if due:
@@ -363,7 +362,7 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     state.learning_rate = config.training.learning_rate or _learning_rate(program, state, schema)
     if program.stepwise and program.tells_rate and not config.secure.shared_noise:
         state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
-    state.dropouts[:0] = [{"round": 0, "site": name, "reason": why} for name, why in enrolled.absent]
+    state.dropouts[:0] = enrolled.dropouts
     state.hospitals = {site.name: site.as_dict() for site in sites if not site.simulated}
     return state
 

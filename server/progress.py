@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.config import RunConfig
+from polyclinic.errors import several, whose
 from polyclinic.evaluation.judges import TITLES, in_line
 from polyclinic.privacy.accounting import PrivacyPlan
+from polyclinic.programs import program_of
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import RunState
 from polyclinic.training.stacked.engines import Engine
@@ -36,13 +38,35 @@ class Progress:
         """``state`` is the run's after the round."""
 
     def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        """``dropouts``: the new ones of those in the run's summary."""
+        """``dropouts``: those of before the next round, as in the run's summary; ``round_done`` sees those of each round."""
 
 
-def figures(state: RunState) -> str:
-    """Loss and AUROC after the newest round in words, or why there are none."""
-    rows = {row["site"]: row for row in state.newest_rows()}
-    overall = rows.get("pooled") or rows.get("macro")
+def round_line(config: RunConfig, state: RunState) -> str:
+    """The newest round in one line: who answered, in how many seconds, how good the model is, what is spent, who dropped out."""
+    answered = [name for name, number in state.trained.items() if number == state.round]
+    asked = sum(number == state.round for number in state.sampled.values())
+    who = f"{len(answered)} of {asked} hospital{'s' if asked != 1 else ''} answered"
+    who += f" ({several(answered)})" if answered else ""
+    rows = state.newest_rows()
+    parts = [f"{who} in {rows[0]['seconds']:.1f} s" if rows else who]
+    parts += [_figures(rows, state)] if program_of(config).judged else []
+    if config.privacy.dp and state.epsilon:
+        parts.append(f"ε spent at most {max(state.epsilon.values()):.4g} at a hospital")
+    if state.hospital_epsilon is not None:
+        parts.append(f"ε of a whole hospital {state.hospital_epsilon:.4g}")
+    gone = whose((drop["site"], drop["reason"]) for drop in dropouts_of(state))
+    return f"Round {state.round} of {config.rounds}: {', '.join(parts)}{f'; dropped out: {gone}' if gone else ''}"
+
+
+def dropouts_of(state: RunState) -> list[dict[str, Any]]:
+    """The drop-outs of the newest round."""
+    return [drop for drop in state.dropouts if drop["round"] == state.round]
+
+
+def _figures(rows: Sequence[Mapping[str, Any]], state: RunState) -> str:
+    """Loss and AUROC of a round's rows in words, or why there are none."""
+    by_site = {row["site"]: row for row in rows}
+    overall = by_site.get("pooled") or by_site.get("macro")
     if overall is None:
         return "not evaluated"
     if not any(state.released.values()):
@@ -52,16 +76,6 @@ def figures(state: RunState) -> str:
         for name, value in first_metrics(overall).items()
     ]
     return ", ".join(shown) + (", the mean over hospitals" if overall["site"] == "macro" else "")
-
-
-def spending(config: RunConfig, state: RunState) -> str:
-    """What has been spent so far, to stand after the round's number and a comma; empty without privacy."""
-    spent = (
-        f", ε spent at most {max(state.epsilon.values()):.4g} at a hospital"
-        if config.privacy.dp and state.epsilon
-        else ""
-    )
-    return spent + ("" if state.hospital_epsilon is None else f", ε of a whole hospital {state.hospital_epsilon:.4g}")
 
 
 def first_metrics(row: Mapping[str, Any]) -> dict[str, float | None]:

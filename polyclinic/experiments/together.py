@@ -116,7 +116,19 @@ def page(whole: Mapping[str, Any]) -> str:
     return (
         f"{words}# All targets\n\nWritten by `polyclinic reproduce all` from each folder's results.json. {whole['rule']} A "
         "method meets a goal where it meets every target of that goal.\n\n"
-        f"{goals}{missing}\n{own}\n## Every target\n\n{markdown(head, rows)}"
+        f"{_origin(whole)}{goals}{missing}\n{own}\n## Every target\n\n{markdown(head, rows)}"
+    )
+
+
+def _origin(whole: Mapping[str, Any]) -> str:
+    """That the table is of several runs, and of which commits; empty where one commit made it all."""
+    commits = dict.fromkeys((t["experiment"], t["commit"]) for t in whole["targets"])
+    if len({commit for _, commit in commits}) < 2:
+        return ""
+    each = ", ".join(f"`{name}` {commit}" for name, commit in sorted(commits))
+    return (
+        f"**No single run made this table**: it is put together from each experiment's results, at these commits: {each}. A "
+        "*file of* a commit is results that came of parts of several runs and are in that commit.\n\n"
     )
 
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from logging import ERROR
+from logging import ERROR, WARNING
 
 import httpx
 from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
-from polyclinic.wire.messages import FAILED
+from polyclinic.server.exchange.sites import node_title, reason_of, registered_names
+from polyclinic.wire.messages import ENROL, FAILED
 from polyclinic.wire.passing import PassingGrid
 
 
@@ -50,7 +51,10 @@ class PromptGrid(PassingGrid):
                     Message(Error(FAILED, "its reply is no message that can be read"), reply_to=self._asked[name])
                 )
         for reply in found:
-            self._asked.pop(reply.metadata.reply_to_message_id, None)
+            asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
+            if reply.has_error() and asked and asked.metadata.message_type != ENROL:  # of those the run itself tells
+                title = node_title(asked.metadata.dst_node_id, registered_names(self._grid))
+                log(WARNING, "Polyclinic: %s gives no result: %s", title, reason_of(reply))
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:

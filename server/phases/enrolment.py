@@ -242,6 +242,8 @@ def _await_approval(
     while time.monotonic() < deadline and (waiting := [name for one in answers for _, name, _ in one.waiting.values()]):
         ready = sorted(told.site for one in answers for _, _, told in one.good)
         line = f"waits for approval at {several(sorted(waiting))}; ready: {several(ready) or 'none'}"
+        refused = whose((name, why) for one in answers for _, name, why in one.refused)
+        line += f"; refused: {refused}" if refused else ""
         if line != before:
             log(INFO, "Polyclinic: %s", line)
         before = line

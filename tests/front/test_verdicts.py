@@ -185,7 +185,7 @@ def test_one_table_has_all_targets_in_the_order_of_their_numbers(tmp_path: Path)
     assert json.loads((tmp_path / "targets.json").read_text()) == whole
     page = (tmp_path / "targets.md").read_text()
     assert "| R3 | good | error |  | .1 | 3 seeds | <= .2 | no verdict: 3 seeds; a verdict needs 12 |" in page
-    assert "Not run: bad." in page and str(tmp_path) not in page
+    assert "Not run: bad." in page and str(tmp_path) not in page and "No single run" not in page
     assert gather(KNOWN, tmp_path) == whole
 
 
@@ -196,6 +196,10 @@ def test_results_of_before_are_judged_by_the_rule_of_today(tmp_path: Path) -> No
     (tmp_path / "old/results.json").write_text(json.dumps(old))
     whole = gather({}, tmp_path)
     assert whole["targets"][0]["met"] is None and whole["targets"][0]["commit"] == "file of 0123abcd"
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/results.json").write_text(json.dumps(old | {"name": "new", "commit": "4567cdef"}))
+    gather({}, tmp_path)
+    assert "at these commits: `new` 4567cdef, `old` file of 0123abcd." in (tmp_path / "targets.md").read_text()
     assert whole["own"] == [{"experiment": "old", "verdict": whole["own"][0]["verdict"], "met": 0, "missed": 0, "open": 1,
                              "experiments": ["old"]}]  # fmt: skip
     (tmp_path / "old/results.json").write_text("{")

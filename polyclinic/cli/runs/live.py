@@ -149,16 +149,9 @@ class LiveProgress(progress.Progress):
             said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
             self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
         else:
-            self._say(config, state)
+            self._console.print(progress.round_line(config, state), soft_wrap=True, markup=False)
         if self._stop and self._in_rounds:
             raise KeyboardInterrupt
-
-    def _say(self, config: RunConfig, state: RunState) -> None:
-        from polyclinic.programs import program_of
-        from polyclinic.server.progress import figures, spending  # only a run needs the server
-
-        reached = f": {figures(state)}" if program_of(config).judged else ""
-        self._console.print(f"round {state.round}/{config.rounds}{reached}{spending(config, state)}")
 
     def _table(self, rows: dict[str, dict[str, Any]], config: RunConfig) -> Table:
         def of_budget(spent: float | None) -> str:

@@ -151,8 +151,11 @@ def test_a_round_that_fails_says_whose_each_reason_is_and_names_each_hospital_on
         PolyclinicError, match=r"^Round 4: 1 hospital replied, participation.min-sites is 2\. south, west: refused: the"
     ):
         coordinate(Hospitals(hospitals, config, here), config, Run.create(config, pictures=False), progress=_Logged())
-    [said] = [entry.getMessage() for entry in caplog.records if "dropped out in round 3" in entry.getMessage()]
-    assert said.startswith("Polyclinic: south dropped out in round 3: refused: the records are not")
+    [second, third] = [entry for entry in caplog.records if entry.getMessage().startswith(("Round 2", "Round 3"))]
+    assert second.levelno == logging.INFO and "dropped out" not in second.getMessage()
+    assert third.levelno == logging.WARNING
+    assert "2 of 3 hospitals answered (north, west) in " in third.getMessage()
+    assert "; dropped out: south: refused: the records are not those" in third.getMessage()
 
 
 def test_a_reason_stands_once_after_the_names_of_whose_it_is() -> None:

@@ -1,10 +1,13 @@
 """The grid that asks for replies sooner: the same replies, and silence as long as was agreed."""
 
+import logging
 import time
 from collections.abc import Iterable
 
+import pytest
 from flwr.app import Message, RecordDict
 from flwr.clientapp import ClientApp
+from flwr.proto.node_pb2 import NodeInfo
 
 from polyclinic.server.exchange.prompt import PromptGrid
 from polyclinic.sim.calls import AppReference
@@ -59,3 +62,15 @@ def test_a_reply_that_flower_cannot_read_is_its_hospitals_alone() -> None:
         replies = PromptGrid(grid, simulates=False).send_and_receive(asked(), timeout=5.0)
         said = {reply.metadata.src_node_id: reply.error.reason if reply.has_error() else "" for reply in replies}
         assert said == {1: "", 2: "its reply is no message that can be read", 3: ""}
+
+
+def test_who_gives_no_result_is_named_with_its_reason_as_it_comes(caplog: pytest.LogCaptureFixture) -> None:
+    class Registered(Garbled):
+        def get_nodes(self) -> list[NodeInfo]:
+            return [NodeInfo(node_id=2, name="south")]
+
+    with Registered(AppReference(__name__), 3, {}) as grid:
+        PromptGrid(grid, simulates=False).send_and_receive(asked(), timeout=5.0)
+    [told] = [entry for entry in caplog.records if "gives no result" in entry.getMessage()]
+    assert told.levelno == logging.WARNING
+    assert told.getMessage() == "Polyclinic: south (node 2) gives no result: its reply is no message that can be read"

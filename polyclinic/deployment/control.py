@@ -12,7 +12,6 @@ import httpx
 from polyclinic.deployment.certificates import certificate_problem, failed_verification, read_public_key
 from polyclinic.errors import ConfigError, PolyclinicError, several
 
-
 _MOST_RUNS = 100_000  # Flower lists the newest 20 where nobody says how many
 _STATES = {"pending": "queued", "starting": "running", "running": "running"}
 
@@ -113,7 +112,7 @@ def stop_run(client: Any, named: str, numbers: Sequence[str]) -> str:
     """
     from flwr.proto.control_pb2 import StopRunRequest
 
-    states = {run["run"]: run["state"] for run in runs(client) if run["run"] in numbers}
+    states: dict[str, str] = {run["run"]: run["state"] for run in runs(client) if run["run"] in numbers}
     if not states:
         raise ConfigError(f"The SuperLink knows no run {named!r}; `polyclinic coordinator runs` lists all.")
     going = [run for run, state in states.items() if state in _STATES.values()]

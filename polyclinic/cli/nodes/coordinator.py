@@ -147,7 +147,7 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 
 @app.command()
 def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
-    """List the runs that were submitted, with their folders' names, rounds and state, and how to go on with one that broke off."""
+    """List the runs that were submitted, with folder, rounds and state, and how to go on with one that broke off."""
     with loading():
         from polyclinic.deployment.submitting import described_runs, folders_by_run, next_step
 

@@ -10,7 +10,6 @@ import typer
 from polyclinic.cli.nodes import approving, deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
-from polyclinic.errors import PolyclinicError
 
 if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
@@ -137,9 +136,7 @@ def journal(
     with loading():
         from polyclinic.client.home.journal import NAME
 
-    deploying.show_journal(
-        _read(folder).home, NAME, ("time", "event", "kind", "run", "round", "why"), last, as_json
-    )
+    deploying.show_journal(_read(folder).home, NAME, ("time", "event", "kind", "run", "round", "why"), last, as_json)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from starlette.middleware import Middleware
 
 from polyclinic.deployment.environment import watch_certificates
 from polyclinic.deployment.flower import patch
+from polyclinic.deployment.flower.audit import Audit
 from polyclinic.deployment.flower.gate import Gate, networks
 from polyclinic.deployment.flower.refusals import explain
 
@@ -41,8 +42,10 @@ def guard(control_from: str, audited: Path | None = None) -> None:
     """
     from flwr.superlink import extensions
 
-    gate = Middleware(Gate, control_from=networks(control_from), audited=audited)
-    patch(extensions, "get_middleware", lambda _: lambda: (gate,), "the gate, without which anybody could submit runs")
+    layers = [Middleware(Gate, control_from=networks(control_from))]
+    layers += [Middleware(Audit, state=audited)] if audited else []
+    purpose = "the gate, without which anybody could submit runs"
+    patch(extensions, "get_middleware", lambda _: lambda: tuple(layers), purpose)
 
 
 def queue(handlers: Any, at_once: int) -> None:

@@ -174,7 +174,7 @@ def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table
     """A table of the rows' values by heading; what is not known is left empty, and names that are copied stay whole."""
     made = table(headings, ([_cell(heading, row[heading]) for heading in headings] for row in rows), words=headings)
     for column in made.columns:
-        column.no_wrap = column.header in ("run", "node", "folder", *_TIMES)
+        column.no_wrap = column.header in ("run", "node", "folder", "state", *_TIMES)
     return made
 
 

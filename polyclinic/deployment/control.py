@@ -86,7 +86,7 @@ def revoke(client: Any, name: str) -> str:
 
 def runs(client: Any) -> list[dict[str, Any]]:
     """All runs, the oldest first: run (an id as text), status (as finished:completed), state (queued, running, completed,
-    failed or stopped), place in the queue, rounds asked for where others than usual, details, bundle's SHA-256, times."""
+    failed or stopped), place in the queue, rounds asked where not the usual, submitter, details, bundle's SHA-256, times."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
     listed = client.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict.values()
@@ -98,6 +98,7 @@ def runs(client: Any) -> list[dict[str, Any]]:
             "state": run.status.sub_status or _STATES.get(run.status.status, run.status.status),
             "place": queue.index(run.run_id) + 1 if run.run_id in queue else None,
             "rounds": run.override_config["rounds"].sint64 if "rounds" in run.override_config else None,
+            "submitter": run.override_config["submitted-by"].string if "submitted-by" in run.override_config else None,
             "details": run.status.details or None, "bundle": run.fab_hash, "submitted": run.pending_at,
             "finished": run.finished_at or None,
         }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import subprocess
@@ -42,10 +43,11 @@ def submit(
     checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
-    given: list[Mapping[str, Any]] = [{"out": "runs"}, values]
+    who = {"submitted-by": getpass.getuser()}
+    given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
     if resume is not None:
         begun = Run.open(run_to_resume(found.folder / "runs", resume))
-        given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
+        given = [begun.config().flat(), who, values, {"out": str(begun.path.parent), "resume": begun.name}]
     config = RunConfig.build(*given)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:

@@ -4,6 +4,7 @@ The page's shell lines are what makes this federation; hosts and ports alone are
 """
 
 import contextlib
+import getpass
 import json
 import os
 import shutil
@@ -324,6 +325,8 @@ def stops_and_queues(federation: Federation) -> None:
     assert unknown.code == 2 and "knows no run 'nowhere'" in unknown.error
     audit = federation.call("coordinator", "audit", federation.co, "--last", 0)
     done = [(line["call"], line["run"]) for line in audit["entries"] if line["event"] == "done" and "run" in line]
+    assert {line["by"] for line in audit["entries"] if line["call"] == "start-run"} == {getpass.getuser()}
+    assert listed(first)["submitter"] == getpass.getuser()
     assert audit["intact"] and done[-4:] == [
         ("start-run", first["run"]), ("start-run", second["run"]), ("stop-run", second["run"]), ("stop-run", first["run"]),
     ]  # fmt: skip

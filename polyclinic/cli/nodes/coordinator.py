@@ -160,7 +160,7 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     ]
     broken_off = [one for one in dict.fromkeys(folders.values()) if not one.finished and not one.is_held]
     answer(
-        as_json, shown, deploying.listing(("run", "folder", "rounds", "state", "submitted"), rows),
+        as_json, shown, deploying.listing(("run", "folder", "submitter", "rounds", "state", "submitted"), rows),
         *(f"{run['run']}: {run['details']}" for run in shown if run["details"]),
         *(next_step(read, run_folder) for run_folder in broken_off),
     )  # fmt: skip
@@ -191,7 +191,7 @@ def audit(
     with loading():
         from polyclinic.deployment.coordinator import AUDIT
 
-    columns = ("time", "event", "call", "from", "run", "node", "name", "status")
+    columns = ("time", "event", "call", "from", "by", "run", "node", "name", "status")
     deploying.show_journal(_read(folder).folder / "state", AUDIT, columns, last, as_json)
 
 

@@ -67,7 +67,7 @@ class Audit:
 
 
 def _named(call: str, kind: str, parts: list[Any]) -> dict[str, str]:
-    """The run and the node that a call or its answer names, as far as it can be read."""
+    """The run, the node and the submitter that a call or its answer names, as far as it can be read."""
     from flwr.proto import control_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
@@ -76,5 +76,7 @@ def _named(call: str, kind: str, parts: list[Any]) -> dict[str, str]:
         message = described.FromString(b"".join(part.get("body", b"") for part in parts)) if described else None
     except DecodeError:
         return {}
-    values = {told: getattr(message, field, None) for field, told in _NAMED.items()}
+    settings = getattr(message, "override_config", {})
+    by = settings["submitted-by"].string if "submitted-by" in settings else ""
+    values = {"by": by} | {told: getattr(message, field, None) for field, told in _NAMED.items()}
     return {told: str(value)[:100] for told, value in values.items() if value}

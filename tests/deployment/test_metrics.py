@@ -85,7 +85,9 @@ def test_a_coordinators_metrics_are_those_of_its_runs(tmp_path: Path, quick: Cal
     name = next(path.parent.name for path in tmp_path.glob("*/config.toml"))
     assert found[f"polyclinic_run_round {name}"] == 2 and found[f"polyclinic_run_dropped {name}"] == 1
     assert found[f"polyclinic_run_dropouts {name} hospital-3"] == 1
-    assert found[f"polyclinic_run_metric auroc {name}"] == pytest.approx(run.summary["metrics"]["pooled"]["auroc"], rel=1e-3)
+    assert found[f"polyclinic_run_metric auroc {name}"] == pytest.approx(
+        run.summary["metrics"]["pooled"]["auroc"], rel=1e-3
+    )
     assert 0 < found[f"polyclinic_run_round_seconds {name}"] < found[f"polyclinic_run_seconds {name}"]
     assert time.time() - 300 < found[f"polyclinic_run_newest_round_timestamp_seconds {name}"] <= time.time()
     assert found[f"polyclinic_run_epsilon {name}"] == pytest.approx(run.privacy["epsilon"], rel=1e-3)

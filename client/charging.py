@@ -19,7 +19,7 @@ from polyclinic.client.home.releases import Reply, read_release, released, write
 from polyclinic.client.home.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.privacy.accounting import epsilon
-from polyclinic.privacy.ledger import Charge, Ledger, charge_all, spent_all
+from polyclinic.privacy.ledger import Charge, Ledger, Limit, charge_all, spent_all
 from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.wire.messages import RECORD, AskRequest, R, TrainRequest
 
@@ -79,16 +79,18 @@ class Release(Generic[R]):
         """What the ledger is asked for; a simulated hospital's streams make the same numbers again, at no cost."""
         name = self.identify(call) if call.hospital.simulated else ""
         return Charge(
-            self.event(call), self.purpose, call.request.run, self.round, name, self.plan(call), self._most(call)
+            self.event(call), self.purpose, call.request.run, self.round, name, self.plan(call), self._limits(call)
         )
 
-    def _most(self, call: Call[R]) -> float:
-        """The epsilon that a run, or a question, asked for when a person approved it: of a question, for one answer."""
+    def _limits(self, call: Call[R]) -> tuple[Limit, ...]:
+        """The policy's, where the run, or the question, that a person approved may cost as much as it asked for: a question for
+        one answer."""
         hospital, most = call.hospital, call.hospital.approved_epsilon(call.config)
         if hospital.waits_for_people and isinstance(call.request, AskRequest):
-            return epsilon(self.event(call), hospital.terms.delta, "pld", hospital.terms.relation)
-        held_out = self.account is open_held_out and not hospital.moves_patients
-        return hospital.metrics_epsilon(call.config) or 0.0 if held_out and most < math.inf else most
+            most = epsilon(self.event(call), hospital.terms.delta, "pld", hospital.terms.relation)
+        elif self.account is open_held_out and not hospital.moves_patients and most < math.inf:
+            most = hospital.metrics_epsilon(call.config) or 0.0
+        return hospital.limits(call.config, call.request.run, most)
 
 
 def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:

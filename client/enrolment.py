@@ -98,7 +98,7 @@ def _versions() -> str:
 def _check_run(call: Call[EnrolRequest]) -> None:
     """Raises BudgetRefused when the policy refuses the run, or its budget the first round and the statistics before it."""
     hospital, config, noise = call.hospital, call.config, call.request.noise_multiplier
-    counting, most = call.request.statistics_noise_multiplier, hospital.approved_epsilon(config)
+    counting = call.request.statistics_noise_multiplier
     planned = (noise or math.inf) if config.privacy.dp else None
     settings = planned_settings(hospital, config, planned, call.request.local_half)
     check_terms(hospital, config, settings)
@@ -110,5 +110,6 @@ def _check_run(call: Call[EnrolRequest]) -> None:
         first: list[DpEvent] = [program_of(config).price(settings)]
         if config.asks_statistics and counting is not None:
             first.insert(0, gaussian_event(counting))
+        limits = hospital.limits(config, call.request.run, hospital.approved_epsilon(config))
         for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
-            check_affordable(path, hospital.terms, call.request.run, first, call.request.plan, most)
+            check_affordable(path, hospital.terms, call.request.run, first, call.request.plan, limits)

@@ -170,6 +170,14 @@ def resolve(group: str, name: str) -> Any:
     raise ConfigError(f"{where}{names}{nearest(name, known)}")
 
 
+def brought_by(group: str, name: str) -> str:
+    """The module of another package that brings ``name`` in ``group``; empty for a name that is Polyclinic's own, or nobody's."""
+    if name in BUILT_IN[group]:
+        return ""
+    point = claimed(group, name, _ours(group)) if ":" not in name else None
+    return (point.value if point else name if _place(name) else "").partition(":")[0]
+
+
 def _place(name: str) -> bool:
     """Whether a name is of the form ``package.module:Name``."""
     module, _, attribute = name.partition(":")

@@ -12,6 +12,8 @@ import json
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
+from hashlib import sha256
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -22,6 +24,7 @@ from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
 from polyclinic.files import SECRET, write_file
+from polyclinic.plugins import brought_by
 from polyclinic.releases.kinds import read_question
 from polyclinic.toml import checked
 from polyclinic.wire.messages import Request
@@ -83,9 +86,7 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     # A configuration's own key is no question that the hospital is asked.
     shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
     shown |= {"question": question} if question else {}
-    found = Approval(
-        run, name, "pending", shown, f"Polyclinic {polyclinic.__version__}", _now().isoformat(timespec="seconds")
-    )
+    found = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
     if before and before.state == "denied":
         found = replace(before, digest=name, settings=shown, code=found.code)
     # The journal first, as of a decision.
@@ -212,7 +213,35 @@ def _because(why: str) -> str:
 @lru_cache(maxsize=64)
 def _digest(run: str, question: str, config: RunConfig) -> str:
     asked = {key: value for key, value in config.flat().items() if key not in _ELSEWHERE}
-    return digest(run, question, polyclinic.__version__, json.dumps(asked, sort_keys=True, default=str))
+    return digest(run, question, _code(config), json.dumps(asked, sort_keys=True, default=str))
+
+
+@lru_cache(maxsize=64)
+def _code(config: RunConfig) -> str:
+    """What would run here: the version of Polyclinic, and a digest of each module of others that the run names.
+
+    The modules are found and not imported.
+    """
+    named = {"strategies": config.strategy, "objectives": config.objective, "tasks": config.task}
+    named |= dict.fromkeys(("models", "methods", "games", "densities", "likelihoods"), config.model)
+    names = [*named.items(), *(("mods", name) for name in config.mod_names)]
+    modules = {brought_by(group, name) for group, name in names} - {""}
+    return ", ".join(
+        [f"Polyclinic {polyclinic.__version__}", *(f"{module} ({_sha256(module)})" for module in sorted(modules))]
+    )
+
+
+def _sha256(module: str) -> str:
+    """The digest of a module's file, which is looked for by hand: ``find_spec`` would import the packages that it lies in."""
+    package, *within = module.split(".")
+    try:
+        spec = find_spec(package)
+        inside = Path(*(spec.submodule_search_locations or ()), *within) if spec else Path()
+        path = inside.with_suffix(".py") if within else Path(str(spec.origin if spec else ""))
+        path = path if path.is_file() else inside / "__init__.py"
+        return f"SHA-256 {sha256(path.read_bytes()).hexdigest()}"
+    except (ImportError, OSError, ValueError, TypeError):
+        return "not installed here"
 
 
 def _read(path: Path) -> Approval:

@@ -7,6 +7,7 @@ partition of a dataset; its ledger lies in the run's folder and its streams foll
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,7 +31,7 @@ from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, shard_of
 from polyclinic.ehr.sources import Chunk
 from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.ledger import Ledger, Limit, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.runs.simulation import (
     SimulatedDataset,
@@ -134,6 +135,16 @@ class Hospital:
         """What a run that a person approved may cost a ledger that trains; infinite without privacy or where nobody has to."""
         metrics = self.metrics_epsilon(config) or 0.0 if self.moves_patients else 0.0  # both ledgers pay for all
         return config.privacy.epsilon + metrics if self.waits_for_people and config.privacy.dp else float("inf")
+
+    def limits(self, config: RunConfig, run: str, approved: float) -> tuple[Limit, ...]:
+        """What a run may cost beside others: ``approved``, and what the policy lets one run and all of a month spend."""
+        policy = self.policy
+        month, budget = policy.most_epsilon_per_month or math.inf, policy.budget or math.inf
+        given = (
+            Limit(min(approved, policy.most_epsilon_per_run or math.inf)),
+            Limit(month, "All runs of thirty days", days=30.0),
+        )
+        return tuple(limit for limit in given if limit.epsilon < budget)
 
     def stream(self, purpose: str, round: int) -> Stream:
         """The stream of one purpose in one round; keyed by (seed, purpose, round, site) in a simulation."""

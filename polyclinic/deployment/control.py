@@ -31,7 +31,7 @@ def control(address: str, ca: Path) -> Iterator[Any]:
         ) as client:  # fmt: skip
             yield client
     except httpx.RequestError as error:
-        raise PolyclinicError(f"The SuperLink at {address} cannot be reached: {_transport(error)}.") from None
+        raise PolyclinicError(f"The SuperLink at {address} cannot be reached: {unreachable(error)}.") from None
     except httpx.HTTPStatusError as error:
         said = FlowerError.from_json(error.response.text)
         why = str(said.public_details or said.message) if said else error.response.text[:200]
@@ -116,7 +116,8 @@ def _named(found: list[dict[str, Any]]) -> dict[str, str]:
     return {node["name"]: node["node"] for node in found if node["name"] and node["revoked"] is None}
 
 
-def _transport(error: httpx.RequestError) -> str:
+def unreachable(error: httpx.RequestError) -> str:
+    """Why nothing came of a call to the SuperLink; goes on a sentence."""
     if refused := failed_verification(error):
         return certificate_problem(refused)
     return "nothing answers there" if isinstance(error, httpx.ConnectError) else f"{type(error).__name__}"

@@ -79,3 +79,17 @@ def _clipped(vectors: Floats) -> Floats:
     norms = np.linalg.norm(scaled, axis=1, keepdims=True) * np.maximum(largest, 1.0)
     clipped: Floats = np.where(norms > 1.0, vectors / np.maximum(norms, 1.0), vectors) * _MARGIN
     return clipped
+
+
+def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
+    """(patients, k) means of each patient's rows of (n, k) ``values``; zero for one without rows."""
+    counts = np.bincount(patient, minlength=patients)
+    if len(values) == patients and (counts == 1).all():
+        found = np.empty_like(values)
+        found[patient] = values
+        return found
+    order, present = np.argsort(patient, kind="stable"), counts > 0
+    total = np.zeros((patients, values.shape[1]))
+    if len(order):
+        total[present] = np.add.reduceat(values[order], (np.cumsum(counts) - counts)[present], axis=0)
+    return total / np.maximum(counts, 1)[:, None]

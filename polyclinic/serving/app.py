@@ -1,4 +1,4 @@
-"""The server of the page of runs and the page itself: a few GET routes over a folder, and nothing that could change it.
+"""The page of runs, a few GET routes over a folder and nothing that could change it; and what every served page shares.
 
 Names and reasons are data: the page only ever sets them as text.
 """
@@ -6,7 +6,8 @@ Names and reasons are data: the page only ever sets them as text.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import socket
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from starlette.responses import FileResponse, HTMLResponse, JSONResponse, Respon
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from polyclinic.errors import ConfigError
 from polyclinic.evaluation.page import frame, policy, render
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import Record
@@ -38,24 +40,23 @@ def live_page() -> str:
 
 _CLOSED = "; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
 _HEADERS = {
-    "Content-Security-Policy": policy(_SCRIPT, ALLOWED + _CLOSED),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
 
 
-class _Headers:
-    """Adds to every answer, also to refusals, those of the headers above that it does not bring."""
+class Headers:
+    """Adds these ``headers``, and those that every page has, to every answer that does not bring them, also to refusals."""
 
-    def __init__(self, app: ASGIApp) -> None:
-        self.app = app
+    def __init__(self, app: ASGIApp, headers: Mapping[str, str]) -> None:
+        self.app, self.headers = app, {**_HEADERS, **headers}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in _HEADERS.items():
+                for name, value in self.headers.items():
                     headers.setdefault(name, value)
             await send(message)
 
@@ -116,10 +117,29 @@ def application(folder: Path, hosts: Sequence[str]) -> Starlette:
         Route("/", page), Route("/api/runs", all_runs), Route("/api/runs/{name}", one_run),
         Route("/runs/{name}/report.html", report),
     ]  # fmt: skip
+    headers = {"Content-Security-Policy": policy(_SCRIPT, ALLOWED + _CLOSED)}
     trusted = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    return Starlette(routes=routes, middleware=[Middleware(_Headers), trusted])
+    return Starlette(routes=routes, middleware=[Middleware(Headers, headers), trusted])
 
 
 def _is_inside(folder: Path, name: str) -> bool:
     run = Run(folder / name)
     return all(path.resolve().is_relative_to(folder) for path in (run.config_file, run.history_file, run.report))
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A socket that listens there; port 0 takes a free one. Raises ConfigError where there is no listening."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except OSError as error:
+        raise ConfigError(f"There is no listening at {host}:{port}: {error.strerror or error}.") from None
+
+
+def serve(app: ASGIApp, listener: socket.socket) -> None:
+    """Answer at the socket until Ctrl-C; addresses that are asked for, which may hold a secret, are not logged."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", ws="none", timeout_graceful_shutdown=5
+    )
+    uvicorn.Server(config).run(sockets=[listener])

@@ -70,20 +70,6 @@ def clipped_total(
     return sums.clipped_total(contributions, method.size(round, question), z, patient, patients, method.name, apart)
 
 
-def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
-    """(patients, k) means of each patient's rows of (n, k) ``values``; zero for one without rows."""
-    counts = np.bincount(patient, minlength=patients)
-    if len(values) == patients and (counts == 1).all():
-        found = np.empty_like(values)
-        found[patient] = values
-        return found
-    order, present = np.argsort(patient, kind="stable"), counts > 0
-    total = np.zeros((patients, values.shape[1]))
-    if len(order):
-        total[present] = np.add.reduceat(values[order], (np.cumsum(counts) - counts)[present], axis=0)
-    return total / np.maximum(counts, 1)[:, None]
-
-
 def class_frequencies(counts: Floats) -> Floats:
     """(K,) a distribution from noisy counts: each class keeps a little, so that none is impossible."""
     positive = np.maximum(counts, max(1e-3 * float(np.abs(counts).sum()), 1.0))
@@ -97,7 +83,7 @@ def fit_centrally(
 
     The frequencies of classes are had with the same noise, as one more release. Not private at noise 0.
     """
-    label = mean_of_rows(z[:, method.layout.label], patient, patients).sum(axis=0)
+    label = sums.mean_of_rows(z[:, method.layout.label], patient, patients).sum(axis=0)
     classes = class_frequencies(label + noise_multiplier * rng.standard_normal(len(label)))
     state: Arrays = {"classes": classes, "patients": np.array([float(patients)])}
     for round in range(1, method.rounds + 1):

@@ -18,8 +18,8 @@ from polyclinic.errors import ConfigError, nearest
 from polyclinic.inference.gauss_newton import GaussNewton
 from polyclinic.inference.likelihood import Likelihood
 from polyclinic.inference.private_flow import OPTIONS, FlowSums, flow_settings
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 #: A way to a posterior by rounds of sums, over records of a likelihood's columns.

@@ -16,7 +16,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.statistics import BINS, PatientTotal, binned_patients, patient_count, sensitivity, standardiser
-from polyclinic.synthesis.sums import mean_of_rows
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.types import Bools, Floats, Reals
 
 

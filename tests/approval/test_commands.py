@@ -38,7 +38,8 @@ def test_a_run_is_shown_with_its_terms_and_approved_by_them(cli: Cli, asked: Pat
     [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
     assert (listed["run"], listed["rounds"], listed["epsilon"], listed["state"]) == ("trial-1", 3, 1.0, "pending")
     shown = cli("hospital", "show", asked, "trial-1").out
-    assert "It asks for ε = 1; spent so far: 0; budget: 2." in shown and "rounds = 3" in shown
+    assert "It asks for ε = 1; spent so far: 0; budget: 2, of which it asks for 50%." in shown and "rounds = 3" in shown
+    assert "  After each of 3 rounds an update of what is trained, with noise for ε = 1 in all." in shown
     terms = shown.rpartition("--terms ")[2].split("`")[0]
     assert listed["terms"] == terms and refusal(asked).startswith("the run waits for approval here")
     done = cli("hospital", "approve", asked, "trial-1", "--terms", terms, "--days", 2)

@@ -71,7 +71,8 @@ def ends(process: subprocess.Popen[bytes]) -> int:
 def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federation) -> None:
     [submitted] = federation.follow(8, also=QUICK)
     assert submitted["status"] == "finished:completed"
-    [nodes], [listed, told, journal] = federation.follow(7), federation.follow(9)
+    [nodes], [listed, checked, told, journal] = federation.follow(7), federation.follow(9)
+    assert checked["ok"] and {check["name"] for check in checked["checks"]} >= {"registered", "connected", "clock"}
     assert [node["name"] for node in nodes] == ["north", "south"] and listed[-1]["run"] == submitted["run"]
     assert told["ledger"]["charges"] == 1 and told["ledger"]["last"][0]["purpose"] == "train"
     events = [entry["event"] for entry in journal["entries"]]
@@ -158,14 +159,27 @@ def test_a_killed_superlink_knows_its_nodes_and_runs_again(federation: Federatio
 
 def test_an_unknown_key_and_a_revoked_one_are_refused(federation: Federation) -> None:
     federation.hospital("west", free_ports(1)[0])
+
+    def registered() -> str:
+        checks = json.loads(federation.run("hospital", "check", federation.folder / "west").out)["checks"]
+        return next(f"{check['state']}: {check['what']}" for check in checks if check["name"] == "registered")
+
+    assert registered().startswith("failed: this hospital's key is not registered at the coordinator: send node.pub")
     assert ends(federation.start("hospital", "west")) == 1
     assert "this hospital's key is not registered at the coordinator: send node.pub to its operator" in federation.log(
         "west"
     )
     federation.register("west")
+    assert registered() == "ok: the coordinator knows this hospital's key"
+    assert federation.status("west") == "registered"  # to ask changes nothing
+    checks = json.loads(federation.run("coordinator", "check", federation.co).out)["checks"]
+    assert {check["name"]: check["state"] for check in checks}["database"] == "ok"
+    assert "west is registered" in next(check["what"] for check in checks if check["name"] == "nodes")
     node = federation.start("hospital", "west")
     wait_for(lambda: federation.status("west") == "online")
+    assert federation.call("hospital", "check", federation.folder / "west")["ok"]
     federation.call("coordinator", "revoke", federation.co, "west")
+    assert registered().startswith("failed: the registration of this hospital's key was revoked")
     assert ends(node) == 1  # the node itself learns of it from the next answer
     assert federation.status("west") == "unregistered"
     assert ends(federation.start("hospital", "west")) == 1

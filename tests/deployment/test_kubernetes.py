@@ -47,7 +47,8 @@ def pod(side: str) -> dict[str, Any]:
 
 
 def container(side: str) -> dict[str, Any]:
-    [only] = pod(side)["containers"]
+    [only, metrics] = pod(side)["containers"]
+    assert metrics["name"] == "metrics"
     return dict(only)
 
 
@@ -109,6 +110,20 @@ def test_a_pod_is_confined_as_its_container_in_compose_is(side: str) -> None:
     assert template["annotations"]["linkerd.io/inject"] == "disabled"
 
 
+@pytest.mark.parametrize("side", SIDES)
+def test_beside_each_is_one_that_serves_its_metrics_and_writes_nothing(side: str, cli: Cli) -> None:
+    main, metrics = pod(side)["containers"]
+    assert metrics["securityContext"] == main["securityContext"] and metrics["image"] == main["image"]
+    assert all(mount["readOnly"] for mount in metrics["volumeMounts"] if mount["name"] != "tmp")
+    places = {(mount["name"], mount["mountPath"]) for mount in main["volumeMounts"]}
+    assert {(mount["name"], mount["mountPath"]) for mount in metrics["volumeMounts"]} <= places
+    assert not any(mount["mountPath"].endswith((".key", "/secret")) for mount in metrics["volumeMounts"])
+    program, *command, host, address, folder = metrics["args"]
+    assert (program, command, address, folder) == ("polyclinic", [side, "metrics"], "0.0.0.0", f"/{side}")
+    shown = cli(*command, "--help").out
+    assert host in shown and str(metrics["ports"][0]["containerPort"]) in shown
+
+
 def test_a_hospital_is_ready_as_it_is_healthy_in_compose_and_the_coordinators_probes_ask_its_port() -> None:
     from polyclinic.deployment.flower.gate import Gate
 
@@ -161,13 +176,18 @@ def test_only_what_must_be_is_reached() -> None:
         assert named(side, "NetworkPolicy")["nothing-else"]["spec"] == {
             "podSelector": {}, "policyTypes": ["Ingress", "Egress"],
         }  # fmt: skip
-    assert open_to("coordinator") == [("coordinator", "ingress", ([], [8000]))]
+    prometheus = {"app.kubernetes.io/name": "prometheus"}
+    assert open_to("coordinator") == [
+        ("coordinator", "ingress", ([], [8000])),
+        ("coordinator", "ingress", ([prometheus], [9464])),
+    ]
     hospital, database = ({"app.kubernetes.io/name": name} for name in ("hospital", "database"))
     assert open_to("hospital") == [
         ("hospital", "egress", (["203.0.113.10/32"], [8000])),
         ("hospital", "egress", ([database], [5432])),
         ("hospital", "egress", ([{"k8s-app": "kube-dns"}], [53, 53])),
         ("database", "ingress", ([hospital], [5432])),
+        ("hospital", "ingress", ([prometheus], [9464])),
     ]
 
 

@@ -1,20 +1,34 @@
-"""What Prometheus reads of a node: numbers of the journal, the ledger and the runs, over HTTP, and the dashboard's names."""
+"""What Prometheus reads of a node, what dashboard and alerts ask of it, and what `check` says of a hospital and a coordinator.
+
+A server of TLS with a clock of its own stands for the coordinator.
+"""
 
 import json
+import os
 import re
 import socket
+import sqlite3
+import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+import polyclinic
 from polyclinic.client.home.journal import append
+from polyclinic.deployment.coordinator import Coordinator
+from polyclinic.deployment.hospital import HospitalNode
+from polyclinic.deployment.monitoring.checks import coordinator_checks, hospital_checks
 from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics, HospitalMetrics, serve
 from polyclinic.errors import ConfigError
 from polyclinic.inspection.result import RunResult
@@ -148,3 +162,137 @@ def test_the_dashboard_asks_for_metrics_that_there_are(tmp_path: Path, quick: Ca
         for name in re.findall(r"polyclinic_\w+", target["expr"])
     }  # fmt: skip
     assert asked and asked <= served(tmp_path, quick)
+
+
+def test_the_alerts_ask_for_metrics_and_checks_that_there_are(
+    tmp_path: Path, coordinator: Path, hospital: Path, quick: Callable[..., RunResult]
+) -> None:
+    groups = yaml.safe_load((ROOT / "docs" / "deploy" / "alerts.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    assert len({rule["alert"] for rule in rules}) == len(rules) >= 9
+    for rule in rules:
+        assert set(rule) <= {"alert", "expr", "for", "labels", "annotations"} and rule["annotations"]["summary"]
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+        assert rule["expr"].count("(") == rule["expr"].count(")")
+    asked = {name for rule in rules for name in re.findall(r"polyclinic_\w+", rule["expr"])}
+    unserved = asked - served(tmp_path, quick)
+    assert unserved == {"polyclinic_held_out_ledger_intact"}  # served once there is such a ledger
+    checks = hospital_checks(HospitalNode.read(hospital), quick=True)
+    checks += coordinator_checks(Coordinator.read(coordinator), quick=True)
+    of_checks = {name for rule in rules for name in re.findall(r'check="(\w+)"', rule["expr"])}
+    assert of_checks and of_checks <= {check.name for check in checks}
+
+
+def checked(cli: Cli, folder: Path, room: str = "hospital") -> dict[str, tuple[str, str]]:
+    """State and sentence of each check, after its exit code, JSON and lines were seen to agree."""
+    done = cli(room, "check", folder, "--json")
+    told = json.loads(done.out)
+    checks = {check["name"]: (check["state"], check["what"]) for check in told["checks"]}
+    assert told["ok"] == (done.code == 0) == all(state == "ok" for state, _ in checks.values())
+    lines = cli(room, "check", folder).out.splitlines()  # of which a change of the records is one that was told above
+    same = [name for name in checks if name != "records"]
+    assert [line.split()[:2] for line in lines if line.split()[1] in same] == [[checks[name][0], name] for name in same]
+    return checks
+
+
+class Clock(BaseHTTPRequestHandler):
+    """Answers any question with a time that is ``ahead`` seconds before it."""
+
+    ahead = 0.0
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        return formatdate(time.time() - self.ahead, usegmt=True)
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def do_POST(self) -> None:
+        self.send_error(404)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def reached(coordinator: Path, hospital: Path) -> Path:
+    """The hospital with a coordinator's certificate at the end of its line."""
+    server = HTTPServer(("127.0.0.1", 0), Clock)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(coordinator / "server.crt", coordinator / "server.key")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    (hospital / "node.toml").write_text(f'coordinator = "localhost:{server.server_port}"\n')
+    return hospital
+
+
+def test_each_fault_of_a_hospital_is_a_line_with_the_next_step(
+    cli: Cli, reached: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heartbeat = reached / "flwr" / "heartbeat"
+    heartbeat.touch()
+    first = checked(cli, reached)
+    assert [name for name, (state, _) in first.items() if state != "ok"] == ["registered"]
+    assert first["registered"] == ("failed", "it answers with 404")
+    assert first["records"][1] == "200 patients in 200 rows fit the schema"
+    assert first["versions"][1] == f"Polyclinic {polyclinic.__version__}"
+    data = tmp_path / "records" / "records.csv"
+    lines = data.read_text().splitlines()
+    data.write_text("\n".join(lines[:101]) + "\n")
+    os.utime(heartbeat, (0, 0))
+    append(reached / "home", {"event": "asked", "kind": "enrol", "version": "0.0.1"})
+    monkeypatch.setattr(Clock, "ahead", 100.0)
+    faulty = checked(cli, reached)
+    state, said = faulty["records"]
+    assert state == "warning" and "100 patients" in said and "there were 200 at the last check" in said
+    assert faulty["connected"][0] == faulty["versions"][0] == faulty["clock"][0] == "failed"
+    assert "about 100 seconds ahead of" in faulty["clock"][1] and "NTP" in faulty["clock"][1]
+    assert "the coordinator has 0.0.1; install the same" in faulty["versions"][1]
+    journal = reached / "home" / "journal.jsonl"
+    append(reached / "home", {"event": "asked", "kind": "train"})
+    journal.write_bytes(journal.read_bytes().replace(b"enrol", b"train", 1))
+    data.write_text("\n".join([*lines[:3], lines[3].replace(",", ",secret", 1)]) + "\n")
+    faulty = checked(cli, reached)
+    assert faulty["journal"][0] == faulty["records"][0] == "failed" and "secret" not in faulty["records"][1]
+    monkeypatch.setattr(Clock, "ahead", 3.5)
+    assert checked(cli, reached)["clock"][0] == "warning"
+
+
+def test_a_coordinator_that_does_not_answer_fails_the_checks_that_ask_it_alone(cli: Cli, hospital: Path) -> None:
+    (hospital / "node.toml").write_text('coordinator = "127.0.0.1:1"\n')
+    checks = checked(cli, hospital)
+    unwell = {name: said for name, (state, said) in checks.items() if state != "ok"}
+    assert set(unwell) == {"clock", "registered", "connected"}
+    assert unwell["clock"] == unwell["registered"] == "the coordinator does not answer: nothing answers there"
+
+
+def test_each_fault_of_a_coordinator_is_a_line_too(cli: Cli, coordinator: Path) -> None:
+    checks = checked(cli, coordinator, "coordinator")
+    assert {name for name, (state, _) in checks.items() if state == "failed"} == {"nodes", "database"}
+    assert "cannot be reached: nothing answers there" in checks["nodes"][1]
+    path = coordinator / "state" / "superlink.db"
+    with sqlite3.connect(path) as database:
+        database.executescript("CREATE TABLE t (x); INSERT INTO t VALUES (hex(randomblob(30000)));")
+    assert checked(cli, coordinator, "coordinator")["database"] == ("ok", "sound")
+    content = path.read_bytes()
+    path.write_bytes(content[:4096] + b"\xff" * 600 + content[4696:])
+    state, said = checked(cli, coordinator, "coordinator")["database"]
+    assert state == "failed" and ("restore" in said or "malformed" in said)
+    run = coordinator / "runs" / "20260101-000000-abcdef"
+    run.mkdir(parents=True)
+    (run / "config.toml").touch()
+    (run / "versions.json").write_text('{"hospitals": {"north": {"polyclinic": "0.0.1"}}}')
+    assert checked(cli, coordinator, "coordinator")["versions"][1].endswith(
+        "north has 0.0.1; install the same version at all"
+    )
+
+
+def test_the_quick_checks_are_metrics(coordinator: Path, reached: Path) -> None:
+    node, read = HospitalNode.read(reached), Coordinator.read(coordinator)
+    counted = scrape(HospitalMetrics(node.home, node.ca, lambda: hospital_checks(node, quick=True)))
+    checks = {name.split()[1]: value for name, value in counted.items() if name.startswith("polyclinic_check ")}
+    assert checks == {"certificate": 1.0, "clock": 1.0, "connected": 0.0, "disk": 1.0, "ledger": 1.0}
+    assert not (node.home / "patients-counted").exists()
+    counted = scrape(CoordinatorMetrics(read.folder, (), lambda: coordinator_checks(read, quick=True)))
+    assert counted["polyclinic_check nodes"] == 0 and counted["polyclinic_check disk"] == 1
+    assert "polyclinic_check database" not in counted

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .conftest import ROOT
+from .conftest import ROOT, Cli
 
 UNITS = sorted((ROOT / "docs" / "deploy").glob("*.service"))
 HARDENED = {
@@ -29,9 +29,9 @@ def test_a_unit_confines_what_it_starts(unit: Path) -> None:
     service = section(unit, "Service")
     assert HARDENED.items() <= service.items()
     assert service["User"] == "polyclinic" and service["ExecStart"].startswith("/opt/polyclinic/bin/polyclinic ")
-    written = service["ReadWritePaths"].split()
+    written = service.get("ReadWritePaths", "").split()
     folder = service["ExecStart"].split()[-1]
-    assert all(path.startswith(folder) for path in written)
+    assert all(path.startswith(folder) for path in written) and bool(written) != ("metrics" in unit.stem)
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -64,5 +64,10 @@ def test_only_the_page_that_a_test_follows_shows_commands_of_deployment() -> Non
                 assert page == ROOT / "docs" / "deploy" / "README.md"
 
 
-def test_the_units_are_two() -> None:
-    assert [unit.stem for unit in UNITS] == ["polyclinic-coordinator", "polyclinic-hospital"]
+def test_each_side_has_a_unit_of_its_node_and_one_of_its_metrics(cli: Cli) -> None:
+    sides = ("polyclinic-coordinator", "polyclinic-hospital")
+    assert [unit.stem for unit in UNITS] == [name for side in sides for name in (f"{side}-metrics", side)]
+    for unit in UNITS:
+        _, *command, _ = section(unit, "Service")["ExecStart"].split()
+        shown = cli(*command[:2], "--help")
+        assert shown.code == 0 and all(part in shown.out for part in command if part.startswith("--"))

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 

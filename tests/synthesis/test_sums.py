@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import class_frequencies, clipped_total, mean_of_rows
+from polyclinic.synthesis.sums import class_frequencies, clipped_total
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays, Floats, Ints
 

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import clipped_total, mean_of_rows
+from polyclinic.synthesis.sums import clipped_total
 from polyclinic.types import Arrays, Floats, Ints
 
 # Variances of a corrected base, as shares of those before, below which noise has made them meaningless.

@@ -1,4 +1,4 @@
-"""``polyclinic hospital pending``, ``show``, ``approve``, ``deny``, ``stop``, ``pause``, ``resume``: people decide on runs."""
+"""What people at a hospital decide on runs: `polyclinic hospital pending`, `show`, `approve`, `deny`, `stop`, `pause`, `page`."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ import typer
 
 from polyclinic.cli.nodes import deploying
 from polyclinic.cli.nodes.deploying import Folder
-from polyclinic.cli.terminal import Json, answer, loading, significant, table
+from polyclinic.cli.terminal import Json, answer, loading, say, significant, table
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from polyclinic.client.home.approvals import Approval
     from polyclinic.deployment.hospital import HospitalNode
 
 RunName = Annotated[str, typer.Argument(help="The run's name, as `pending` shows it.")]
 Why = Annotated[str, typer.Option(help="One line, which the coordinator is told.")]
-_DIGITS = 12
 
 
 def pending(
@@ -29,11 +27,13 @@ def pending(
     """The runs that wait for somebody here to approve or deny them."""
     with loading():
         from polyclinic.client.home.approvals import approvals
+        from polyclinic.deployment.approving import DIGITS, facts
 
     node = _read(folder)
-    listed = [one for one in map(_facts, approvals(node.home)) if every or one["state"] == "pending"]
+    listed = [facts(approval, node.policy) for approval in approvals(node.home)]
+    listed = [run for run in listed if every or run["state"] == "pending"]
     columns = ("run", "terms", "state", "task", "model", "rounds", "epsilon", "asked")
-    rows = [[one["terms"][:_DIGITS] if name == "terms" else str(one[name]) for name in columns] for one in listed]
+    rows = [[run["terms"][:DIGITS] if name == "terms" else str(run[name]) for name in columns] for run in listed]
     none = "No run has asked." if every else "No run waits."
     answer(as_json, listed, table(columns, rows, words=("run", "terms", "state", "task", "model")) if listed else none)
     if not node.policy.require_approval:
@@ -46,29 +46,24 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
     """All terms of a run that asked: what it is, what leaves, what it would cost of the budget, and where it stands."""
     with loading():
         from polyclinic.client.home.approvals import approval_named
-        from polyclinic.deployment.monitoring.status import ledger_status
+        from polyclinic.deployment.approving import facts, share_of_budget, spending
 
     node = _read(folder)
-    ledger = ledger_status(node)
-    facts = _facts(approval_named(node.home, run)) | {"spent": ledger["epsilon"], "budget": ledger["budget"]}
-    asks = "no privacy" if facts["epsilon"] is None else "keys of another version"
-    if facts["epsilon"]:
-        asks = f"ε = {facts['epsilon']:g}"
-    budget = "no limit" if ledger["budget"] is None else f"{ledger['budget']:g}"
-    spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
-    what = ", ".join(facts[name] for name in ("task", "model", "strategy") if facts[name])
-    metrics = ""
-    if facts["metrics"] not in ("", "none"):
-        metrics = (
-            f"; metrics: {facts['metrics']}, for up to ε = {node.policy.metrics_epsilon:g} more of held-out patients"
-        )
-    settings = [f"  {key} = {value!r}" for key, value in facts["settings"].items()]
+    shown = facts(approval_named(node.home, run), node.policy) | spending(node)
+    asks = "no privacy" if shown["epsilon"] is None else "keys of another version"
+    if shown["epsilon"]:
+        asks = f"ε = {shown['epsilon']:g}"
+    share = share_of_budget(shown, shown["budget"])
+    budget = "no limit" if shown["budget"] is None else f"{shown['budget']:g}"
+    spent = "unbounded" if shown["spent"] is None else significant(shown["spent"])
+    what = ", ".join(shown[name] for name in ("task", "model", "strategy") if shown[name])
+    settings = [f"  {key} = {value!r}" for key, value in shown["settings"].items()]
     answer(
-        as_json, facts, f"{run}: {facts['state']}{_decision(facts)}",
-        f"It asks for {asks}; spent so far: {spent}; budget: {budget}.",
-        f"{what}, {facts['rounds']} rounds{metrics}",
-        f"Code: {facts['code']}", "All settings that are not usual:", *settings,
-        f"`polyclinic hospital approve {folder} {run} --terms {facts['terms']}` lets it begin.",
+        as_json, shown, f"{run}: {shown['state']}{_decision(shown)}",
+        f"It asks for {asks}; spent so far: {spent}; budget: {budget}{f', of which it asks for {share}' if share else ''}.",
+        f"{what}, {shown['rounds']} rounds", "What leaves:", *(f"  {sentence}" for sentence in shown["leaves"]),
+        f"Code: {shown['code']}", "All settings that are not usual:", *settings,
+        f"`polyclinic hospital approve {folder} {run} --terms {shown['terms']}` lets it begin.",
     )  # fmt: skip
 
 
@@ -99,9 +94,11 @@ def stop(folder: Folder, run: RunName, why: Why = "", as_json: Json = False) -> 
     """Stop a run here, whether or not runs need an approval: nothing more is computed or charged for it. Others go on."""
     with loading():
         from polyclinic.client.home import approvals
+        from polyclinic.deployment.approving import facts
 
-    facts = _facts(approvals.stop(_read(folder).home, run, why))
-    answer(as_json, facts, f"{run}: denied{_decision(facts)}")
+    node = _read(folder)
+    shown = facts(approvals.stop(node.home, run, why), node.policy)
+    answer(as_json, shown, f"{run}: denied{_decision(shown)}")
 
 
 def pause(folder: Folder, why: Why = "", as_json: Json = False) -> None:
@@ -131,44 +128,36 @@ def _decide(
 ) -> None:  # fmt: skip
     with loading():
         from polyclinic.client.home.approvals import decide
+        from polyclinic.deployment.approving import facts
 
     node = _read(folder)
     days = node.policy.approval_days if days is None else days
-    facts = _facts(decide(node.home, run, terms, state, days, why))
-    answer(as_json, facts, f"{run}: {state}{_decision(facts)}")
+    shown = facts(decide(node.home, run, terms, state, days, why), node.policy)
+    answer(as_json, shown, f"{run}: {state}{_decision(shown)}")
 
 
-def _decision(facts: dict[str, Any]) -> str:
+def page(
+    folder: Folder,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of this machine; 0 takes a free one.")] = 0,
+) -> None:
+    """Serve a page to this machine alone, on which runs are looked at, approved, denied and paused. Ends with Ctrl-C."""
+    _read(folder)
+    with loading():
+        import secrets
+
+        from polyclinic.serving.app import listen, serve
+        from polyclinic.serving.approvals import approval_page
+    listener = listen("127.0.0.1", port)
+    token = secrets.token_urlsafe(24)
+    say(f"http://127.0.0.1:{listener.getsockname()[1]}/{token}/")
+    say("Whoever has this address may decide here, until Ctrl-C; from elsewhere, forward the port by SSH.")
+    serve(approval_page(folder, token), listener)
+
+
+def _decision(shown: dict[str, Any]) -> str:
     """Who decided and until when it holds, to stand after the state; empty where nobody has."""
-    until = f", until {facts['until']}" if facts["until"] else ""
-    return f" by {facts['by']} at {facts['decided']}{until}" if facts["decided"] else ""
-
-
-def _facts(approval: Approval) -> dict[str, Any]:
-    """An approval as JSON, with what the run's configuration says of the most important."""
-    from contextlib import suppress
-    from datetime import UTC, datetime
-
-    from polyclinic.config import RunConfig
-    from polyclinic.errors import ConfigError
-    from polyclinic.releases.kinds import read_question
-
-    facts: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "")
-    with suppress(ConfigError):  # which settings of a version that had other keys may raise
-        config = RunConfig.build(approval.settings)
-        # A coordinator's text could otherwise move the cursor, or look like another line.
-        names = {"task": config.task, "model": config.model, "strategy": config.strategy}
-        facts |= {key: name if name.isprintable() else repr(name) for key, name in names.items()}
-        epsilon = config.privacy.epsilon if config.privacy.dp else None
-        facts |= {"rounds": config.rounds, "epsilon": epsilon, "metrics": config.evaluation.metrics}
-    if asked := approval.settings.get("question"):
-        question = read_question(asked)
-        facts = dict.fromkeys(facts, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}
-    return {
-        "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), **facts,
-        "code": approval.code, "settings": approval.settings,
-        **{name: getattr(approval, name) for name in ("asked", "decided", "until", "by", "why")},
-    }  # fmt: skip
+    until = f", until {shown['until']}" if shown["until"] else ""
+    return f" by {shown['by']} at {shown['decided']}{until}" if shown["decided"] else ""
 
 
 def _read(folder: Path) -> HospitalNode:

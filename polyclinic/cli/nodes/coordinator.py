@@ -200,6 +200,15 @@ def submit(
 
 
 @app.command()
+def check(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+    """Whether all is well, a line for each check with what to do; exit 1 otherwise."""
+    with loading():
+        from polyclinic.deployment.monitoring.checks import coordinator_checks
+
+    deploying.report(coordinator_checks(_read(folder), address), as_json)
+
+
+@app.command()
 def backup(folder: Folder, destination: deploying.Destination, as_json: Json = False) -> None:
     """Copy the folder while the SuperLink runs: its nodes and runs, models under way, certificates and keys."""
     read = _read(folder)
@@ -222,10 +231,12 @@ def restore(backup: deploying.Backup, folder: deploying.Restored, as_json: Json 
 def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
     with loading():
+        from polyclinic.deployment.monitoring.checks import coordinator_checks
         from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics
 
     read = _read(folder)
-    deploying.serve_metrics(CoordinatorMetrics(read.folder / "runs", read.certificates), host, port)
+    made = CoordinatorMetrics(read.folder / "runs", read.certificates, lambda: coordinator_checks(read, quick=True))
+    deploying.serve_metrics(made, host, port)
 
 
 def _read(folder: Path) -> Coordinator:

@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -19,6 +19,9 @@ from rich.text import Text
 
 from polyclinic.cli.terminal import answer, loading, print_json, say, table
 from polyclinic.errors import PolyclinicError
+
+if TYPE_CHECKING:
+    from polyclinic.deployment.monitoring.checks import Check
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
 Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
@@ -124,6 +127,15 @@ def start_or_show(
         os.execve(starting.command[0], list(starting.command), environment)
     except OSError as error:
         raise PolyclinicError(f"{starting.command[0]} cannot be started: {error.strerror}.") from None
+
+
+def report(checks: Sequence[Check], as_json: bool) -> None:
+    """A line for each check; exit 1 unless all is well."""
+    well = all(check.state == "ok" for check in checks)
+    lines = (f"{check.state:8}{check.name:12} {check.what}" for check in checks)
+    answer(as_json, {"ok": well, "checks": [asdict(check) for check in checks]}, *lines)
+    if not well:
+        raise typer.Exit(1)
 
 
 def is_made(folder: Path, made: bool) -> str:

@@ -20,6 +20,7 @@ app = typer.Typer(no_args_is_help=True, help="A hospital: its policy, its node's
 
 for _command in (
     approving.pending, approving.show, approving.approve, approving.deny, approving.stop, approving.pause, approving.resume,
+    approving.page,
 ):  # fmt: skip
     app.command()(_command)
 
@@ -104,10 +105,6 @@ def rekey(folder: Folder, as_json: Json = False) -> None:
 @app.command()
 def status(
     folder: Folder,
-    check: Annotated[
-        bool,
-        typer.Option("--check", help="Exit with 1 when the coordinator does not answer or the ledger was altered."),
-    ] = False,
     as_json: Json = False,
 ) -> None:
     """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
@@ -119,10 +116,15 @@ def status(
     found = hospital_status(node)
     answer(as_json, found, *_lines(found))
     deploying.warn(expiry_warnings([node.ca]))
-    if check and not found["coordinator"]["reachable"]:
-        raise PolyclinicError(f"The coordinator does not answer: {found['coordinator']['problem']}.")
-    if check and not found["ledger"]["intact"]:
-        raise PolyclinicError("The ledger has been altered; `polyclinic ledger verify` says where.")
+
+
+@app.command()
+def check(folder: Folder, as_json: Json = False) -> None:
+    """Whether all is well, a line for each check with what to do; exit 1 otherwise. It reads all records, and shows no cell."""
+    with loading():
+        from polyclinic.deployment.monitoring.checks import hospital_checks
+
+    deploying.report(hospital_checks(_read(folder)), as_json)
 
 
 @app.command()
@@ -190,10 +192,12 @@ def restore(
 def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve this hospital's messages, bytes, refusals and epsilon to Prometheus, until stopped."""
     with loading():
+        from polyclinic.deployment.monitoring.checks import hospital_checks
         from polyclinic.deployment.monitoring.metrics import HospitalMetrics
 
     node = _read(folder)
-    deploying.serve_metrics(HospitalMetrics(node.home, node.ca), host, port)
+    metrics = HospitalMetrics(node.home, node.ca, lambda: hospital_checks(node, quick=True))
+    deploying.serve_metrics(metrics, host, port)
 
 
 def identity(

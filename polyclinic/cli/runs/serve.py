@@ -21,15 +21,8 @@ def serve(
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder of runs: it does not exist.")
     with loading():
-        import socket
-
-        import uvicorn
-
-        from polyclinic.serving.app import application
-    try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except OSError as error:
-        raise ConfigError(f"There is no listening at {host}:{port}: {error.strerror or error}.") from None
+        from polyclinic.serving import app
+    listener = app.listen(host, port)
     local, known = _is_local(host), host not in ("0.0.0.0", "::")  # noqa: S104 - it is compared with
     names = [host, "127.0.0.1", "localhost", "[::1]"] if known else ["*"]
     shown = f"[{host}]" if ":" in host else host
@@ -41,14 +34,7 @@ def serve(
             "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."
         )
     say(*([] if local else styled("yellow", warning)))
-    config = uvicorn.Config(
-        application(folder.resolve(), names),
-        log_level="warning",
-        lifespan="off",
-        ws="none",
-        timeout_graceful_shutdown=5,
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    app.serve(app.application(folder.resolve(), names), listener)
 
 
 def _is_local(host: str) -> bool:

@@ -63,17 +63,39 @@ def refusal(response: httpx.Response, now: datetime) -> str | None:
         ahead = (
             (now - parsedate_to_datetime(response.headers["date"])).total_seconds() if "date" in response.headers else 0
         )
-        return (
-            f"this machine's clock is {_describe(ahead)} the coordinator's{_SET}"
-            if _is_refused(ahead)
-            else _KEYS[REVOKED]
-        )
+        return f"{clock_difference(ahead)} the coordinator's, and {SET}" if is_refused(ahead) else _KEYS[REVOKED]
     if not response.is_error:
         return None
     said = FlowerError.from_json(response.text)
     if said is None or said.code != ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         return None
     return _KEYS.get(said.public_details or "", f"{_KEYS[UNREGISTERED]}; or {_AGAIN}")
+
+
+def registration(coordinator: str, ca: bytes, key: bytes) -> str | None:
+    """Why the coordinator at HOST:PORT would refuse a node with this private key (OpenSSH's form), None where it would not.
+
+    It is asked to activate the node with a heartbeat that none may have: it looks for the key first, then changes nothing.
+    """
+    from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest
+    from flwr.supercore.error import ApiErrorCode, FlowerError
+    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes
+    from flwr.supernode.fleet_http_client import FleetHttpClient
+    from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+
+    private: Any = load_ssh_private_key(key, None)
+    public = private.public_key()
+    signing: list[Any] = [RuntimeVersionHttpInterceptor("SuperNode"), NodeAuthHttpInterceptor(private, public)]
+    try:
+        with FleetHttpClient.from_server_address(coordinator, False, ca, signing) as client:
+            client.ActivateNode(ActivateNodeRequest(public_key=public_key_to_bytes(public), heartbeat_interval=0.0))
+    except httpx.HTTPStatusError as error:
+        answer = FlowerError.from_json(error.response.text)
+        if answer is None or answer.code != ApiErrorCode.FLEET_INVALID_HEARTBEAT_INTERVAL:
+            return refusal(error.response, datetime.now(UTC)) or f"it answers with {error.response.status_code}"
+    return None
 
 
 def explain(node_auth: Any, handlers: Any) -> None:
@@ -128,28 +150,33 @@ def _clock_sentence(request: Any) -> str | None:
         ahead = (datetime.fromisoformat(timestamp) - datetime.now(UTC)).total_seconds()
         state = get_linkstate(request)
         node = state.get_node_id_by_public_key(public_key)
-        if node is None or not _is_refused(ahead):
+        if node is None or not is_refused(ahead):
             return None
         if not verify_signature(bytes_to_public_key(public_key), timestamp.encode("ascii"), signature):
             return None
     except (KeyError, ValueError, TypeError, UnicodeError, binascii.Error):
         return None
     [described] = state.get_node_info(node_ids=[node])
-    return f"The node {described.name!r} is refused: its clock is {_describe(ahead)} this machine's{_SET}."
+    return f"The node {described.name!r} is refused: its clock is {_describe(ahead)} this machine's, and {SET}."
 
 
-def _is_refused(ahead: float) -> bool:
+def is_refused(ahead: float) -> bool:
     """Whether Flower refuses a node whose clock is so many seconds ahead; a second less, for its times have no fractions."""
     from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_TOLERANCE
 
     return not -(TIMESTAMP_TOLERANCE + SYSTEM_TIME_TOLERANCE) + 1 < ahead < SYSTEM_TIME_TOLERANCE - 1
 
 
+def clock_difference(ahead: float) -> str:
+    """Goes on with "the coordinator's"."""
+    return f"this machine's clock is {_describe(ahead)}"
+
+
 def _describe(ahead: float) -> str:
     return f"about {abs(ahead):,.0f} seconds {'ahead of' if ahead > 0 else 'behind'}"
 
 
-_SET = (
-    ", and Flower takes a node at most 5 seconds ahead and 305 behind: set the clock that is wrong, and have it kept by a "
+SET = (
+    "Flower takes a node at most 5 seconds ahead and 305 behind: set the clock that is wrong, and have it kept by a "
     "time server (NTP)"
 )

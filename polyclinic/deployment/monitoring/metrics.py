@@ -7,7 +7,7 @@ they listen on this machine alone unless another address is given.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -21,11 +21,13 @@ from prometheus_client.registry import Collector
 
 from polyclinic.client.home.journal import NAME, entry_of
 from polyclinic.deployment.certificates import days_left
+from polyclinic.deployment.monitoring.checks import OK, Check
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import OVERALL, Record
 
+Checks = Callable[[], Iterable[Check]]
 #: What of a row is no metric.
 _FIGURES = ("round", "site", "seconds", "epsilon", "train_loss", "bytes_up", "bytes_down", "simulated_seconds")
 
@@ -67,17 +69,18 @@ class _Journal:
 class HospitalMetrics(Collector):
     """Of the hospital whose home this is: messages by kind and outcome, rounds, seconds, bytes, and what its ledger says.
 
-    home: folder of journal and ledger. ca: the authority's certificate. What cannot be read is left out;
-    ``polyclinic_ledger_intact`` is then 0.
+    home: folder of journal and ledger. ca: the authority's certificate. checks: made at each scrape. What cannot be read is
+    left out; ``polyclinic_ledger_intact`` is then 0.
     """
 
-    def __init__(self, home: Path, ca: Path | None = None) -> None:
+    def __init__(self, home: Path, ca: Path | None = None, checks: Checks = tuple) -> None:
         self._ledger, self._held_out = home / "ledger.sqlite", home / "held-out.sqlite"
         self._journal = _Journal(home / NAME)
-        self._certificates = [ca] if ca else []
+        self._certificates, self._checks = [ca] if ca else [], checks
 
     def collect(self) -> Iterator[Metric]:
         yield _days_of(self._certificates)
+        yield _of_checks(self._checks())
         self._journal.follow()
         yield from self._of_messages()
         if self._ledger.exists():
@@ -135,18 +138,20 @@ def _of_ledger(path: Path, held_out: bool = False) -> Iterator[Metric]:
 class CoordinatorMetrics(Collector):
     """Of the runs in a folder: rounds done, hospitals that answered in the newest, drop-outs, bytes, seconds, epsilon.
 
-    runs: the folder that runs are written to (configuration key ``out``). certificates: of the coordinator.
+    runs: the folder that runs are written to (configuration key ``out``). certificates: of the coordinator. checks: made at
+    each scrape.
     """
 
-    def __init__(self, runs: Path, certificates: Sequence[Path] = ()) -> None:
-        self._runs, self._certificates = runs, certificates
+    def __init__(self, runs: Path, certificates: Sequence[Path] = (), checks: Checks = tuple) -> None:
+        self._runs, self._certificates, self._checks = runs, certificates, checks
 
     def collect(self) -> Iterator[Metric]:
         yield _days_of(self._certificates)
+        yield _of_checks(self._checks())
         names = {
             "round": "Newest round that is done.", "hospitals": "Hospitals in the newest round.",
             "dropped": "Hospitals that dropped out of the newest round.", "round_seconds": "Seconds of the newest round.",
-            "newest_round_timestamp_seconds": "When the newest round was written.",
+            "newest_round_timestamp_seconds": "When the newest round was written, or the run began.",
             "bytes_up": "Bytes of arrays from hospitals, over all rounds.",
             "bytes_down": "Bytes of arrays to hospitals, over all rounds.", "seconds": "Seconds of all rounds.",
             "epsilon": "Largest epsilon that a hospital's ledger said.", "finished": "1 when the report is written.",
@@ -179,6 +184,11 @@ def _metrics(rows: Sequence[Record]) -> Iterator[tuple[str, float]]:
     yield from ((name, value) for name, value in row.items() if name not in _FIGURES and value is not None)
 
 
+def _of_checks(checks: Iterable[Check]) -> Metric:
+    values = [([check.name], float(check.state == OK)) for check in checks]
+    return _labelled(GaugeMetricFamily, "check", "1 where a check finds all well.", ("check",), values)
+
+
 def _of_run(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:
     rows = records["row"]
     newest = max((row["round"] for row in rows), default=0)
@@ -188,7 +198,7 @@ def _of_run(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, floa
         "hospitals": float(sum(row["round"] == newest for row in sites)),
         "dropped": float(sum(drop["round"] == newest for drop in records["dropout"])),
         "round_seconds": next((row.get("seconds") or 0.0 for row in reversed(rows)), 0.0),
-        "newest_round_timestamp_seconds": run.history_file.stat().st_mtime if rows else 0.0,
+        "newest_round_timestamp_seconds": (run.history_file if rows else run.config_file).stat().st_mtime,
         "bytes_up": sum(row.get("bytes_up") or 0.0 for row in sites),
         "bytes_down": sum(row.get("bytes_down") or 0.0 for row in sites),
         "seconds": sum({row["round"]: row.get("seconds") or 0.0 for row in rows}.values()),

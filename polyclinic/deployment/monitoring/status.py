@@ -30,7 +30,7 @@ def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
         "coordinator": _coordinator(found),
         "authority": {"expires": _utc(ends), "days": _days(ends)},
         "ledger": ledger_status(found, messages),
-        "held_out": _held_out(found),
+        "held_out": held_out_status(found),
         "paused": paused(found.home),
     }
 
@@ -78,7 +78,7 @@ def ledger_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _held_out(found: HospitalNode) -> dict[str, Any] | None:
+def held_out_status(found: HospitalNode) -> dict[str, Any] | None:
     """What the held-out patients' own ledger says; None where there is none yet."""
     path = found.ledger.with_name("held-out.sqlite")
     if not path.is_file():

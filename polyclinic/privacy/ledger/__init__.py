@@ -10,11 +10,10 @@ A hospital's file is its own. The hospitals of a simulation share one file, so t
 
 from __future__ import annotations
 
-import math
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +61,21 @@ _FIXED = ("delta", "relation", "unit", "records")
 
 
 @dataclass(frozen=True)
+class Limit:
+    """What some runs may cost together at the ledger's delta: the run that is charged, ``runs``, and all that were charged within
+    ``days``.
+
+    ``epsilon`` is counted as under a budget of its own, with all that the runs have declared. ``whose``: who may spend it, as a
+    refusal begins.
+    """
+
+    epsilon: float
+    whose: str = "The run"
+    runs: frozenset[str] = frozenset()
+    days: float = 0.0
+
+
+@dataclass(frozen=True)
 class Charge:
     """One event of one round.
 
@@ -70,7 +84,7 @@ class Charge:
     it charge again.
     ``plan``: ``plan_text`` of all charges that the run will make; it is recorded with the run's first charge, and what
     later ones say of it does not count. Empty: the run's later charges may follow from its answers.
-    ``most``: epsilon that all charges of the run may cost together at the ledger's delta; it is not recorded.
+    ``limits``: what else must have room for it, beside the budget; they are not recorded.
     """
 
     event: DpEvent
@@ -79,7 +93,7 @@ class Charge:
     round: int
     release: str = ""
     plan: str = ""
-    most: float = math.inf
+    limits: tuple[Limit, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,7 +246,9 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
                 continue
             seq, past = _past_of(db, path, site, heads)
             terms = ledger.terms.delta, ledger.terms.relation, ledger.terms.budget, ledger.terms.accountant
-            key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release), charge.most
+            limits = tuple(_with_recent(db, site, limit) for limit in charge.limits)
+            charge = replace(charge, limits=limits) if limits else charge
+            key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release), limits
             if key not in alike:
                 alike[key] = _judged(ledger.terms, past, charge)
             entry, plan, total, after = alike[key]
@@ -256,14 +272,16 @@ def _judged(terms: Terms, past: History, charge: Charge) -> tuple[str, str, Hist
     entry = entry_of(charge.event)
     is_first = is_costly(entry) and all(block.run != charge.run for block in past)
     plan = charge.plan if is_first else ""
-    if plan and not charge.release and charge.most == math.inf:
+    if plan and not charge.release and not charge.limits:
         plan = with_spares(past, charge.run, plan, terms)
     total = with_charge(past, charge.run, entry, read_plan(plan))
     return entry, plan, total, _afford(terms, past, total, charge)
 
 
-def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str, most: float) -> None:
-    """Raises BudgetRefused if budget or ``most`` have no room for ``events``, with which a ``run`` begins that declares ``plan``.
+def check_affordable(
+    path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str, limits: Sequence[Limit]
+) -> None:
+    """Raises BudgetRefused if budget or ``limits`` have no room for ``events``, with which a ``run`` of this ``plan`` begins.
 
     Charges nothing, and begins no ledger where there is none. A run of which the ledger holds a charge has begun: what it
     still costs is judged charge by charge.
@@ -274,7 +292,10 @@ def check_affordable(path: Path, terms: Terms, run: str, events: Sequence[DpEven
         past = total = past_all([ledger])[0] if rows else ()
         for event in events:
             total = with_charge(total, run, entry_of(event), read_plan(plan))
-        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1, most=most))
+        if rows:
+            with connection(path) as db:
+                limits = [_with_recent(db, terms.site, limit) for limit in limits]
+        after = _afford(terms, past, total, Charge(events[-1], "train", run, 1, limits=tuple(limits)))
         if isinstance(after, BudgetRefused):
             raise after
 
@@ -324,15 +345,24 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
     return float(db.execute(newest, (site,)).fetchone()[0])
 
 
+def _with_recent(db: sqlite3.Connection, site: str, limit: Limit) -> Limit:
+    """The limit with the runs of which the site was charged within its days."""
+    if not limit.days:
+        return limit
+    since = (datetime.now(UTC) - timedelta(days=limit.days)).isoformat(timespec="microseconds")
+    rows = db.execute("SELECT DISTINCT run FROM events WHERE site = ? AND time >= ?", (site, since))
+    return replace(limit, runs=limit.runs | {run for (run,) in rows}, days=0.0)
+
+
 def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
-    if charge.most < math.inf and total != past:
+    for limit in charge.limits if total != past else ():
         # As under a budget of its own, by the tight accountant, as runs are calibrated.
-        own = tuple(block for block in total if block.run == charge.run)
-        limit = replace(terms, accountant="pld", budget=charge.most * _ROUNDING)
-        if not is_affordable(own, limit):
+        among = tuple(block for block in total if block.run == charge.run or block.run in limit.runs)
+        own = replace(terms, accountant="pld", budget=limit.epsilon * _ROUNDING)
+        if not is_affordable(among, own):
             return BudgetRefused(
-                f"The run may spend epsilon {charge.most:.4g} at {terms.site!r}, and {charge.purpose!r} of round "
-                f"{charge.round} would make it {filtered_epsilon(own, limit):.4g}."
+                f"{limit.whose} may spend epsilon {limit.epsilon:.4g} at {terms.site!r}, and {charge.purpose!r} of round "
+                f"{charge.round} would make it {filtered_epsilon(among, own):.4g}."
             )
     # What costs nothing is never refused, even if the policy's budget is now below what was spent.
     if terms.budget is None or total == past:

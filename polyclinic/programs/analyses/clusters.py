@@ -10,11 +10,11 @@ import numpy as np
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.privacy.streams import generator
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.programs.analyses import Analysis, Result, Table
 from polyclinic.programs.analyses.components import Numbers
 from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 # Lengths of the parts of a patient's vector: that they are there, where they lie from the centre, and how far squared.

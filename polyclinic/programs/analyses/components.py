@@ -10,10 +10,10 @@ import numpy as np
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, DataError, nearest, several
 from polyclinic.privacy.streams import generator
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.programs.analyses import Analysis, Cell, Result, Table
 from polyclinic.programs.program import State
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.posterior import number_scale
 from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Bools, Floats, Ints

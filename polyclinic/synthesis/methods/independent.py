@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins, distributions
@@ -15,7 +16,6 @@ from polyclinic.synthesis.methods.covariance import class_means
 from polyclinic.synthesis.methods.draws import RowsByClass
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number, check_switch
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 

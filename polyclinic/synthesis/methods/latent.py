@@ -16,6 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins, distributions
@@ -24,7 +25,7 @@ from polyclinic.synthesis.methods.classes import distributions as distributions_
 from polyclinic.synthesis.methods.covariance import class_means, denoised, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.sums import MOVED, mean_of_rows
+from polyclinic.synthesis.sums import MOVED
 from polyclinic.types import Arrays, Floats, Ints
 
 # Numeric components are shortened to so many times the root of the square that is expected of them.

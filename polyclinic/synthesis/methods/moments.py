@@ -16,13 +16,13 @@ from typing import ClassVar
 import numpy as np
 
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins, distributions
 from polyclinic.synthesis.methods.covariance import class_covariances, class_means, pairs, shrunk
 from polyclinic.synthesis.methods.normal import Gaussian, Places, one_class
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Floats, Ints
 
 #: Numbers of a row before its label that the method takes: it asks for one sum for each pair of them.

@@ -18,11 +18,11 @@ from typing import ClassVar
 import numpy as np
 
 from polyclinic.errors import ConfigError
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins, distributions
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.synthesis.visits.courses import Courses, transitions
 from polyclinic.synthesis.visits.timelines import Timeline, Visits, rows_of
 from polyclinic.types import Arrays, Bools, Floats, Ints

@@ -29,8 +29,8 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.additive import Basis
 from polyclinic.privacy.streams import generator
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.boosting.outcome import Outcome
 from polyclinic.training.logistic.moments import drawn_in_by_pair, products, shortened
 from polyclinic.training.modules import check_fit, load

@@ -26,8 +26,8 @@ from scipy.linalg import solve_sylvester
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic_shapes
 from polyclinic.privacy.streams import generator
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.logistic.moments import drawn_in, products, shortened
 from polyclinic.training.modules import check_fit
 from polyclinic.training.synthesis import SumsTask

@@ -18,8 +18,8 @@ from scipy.special import expit, logit, ndtr, ndtri, stdtrit
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.logistic.moments import shortened
 from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.training.synthesis import LEAST

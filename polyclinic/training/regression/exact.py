@@ -15,8 +15,8 @@ import numpy as np
 
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.inference.families import Family
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.regression.formula import Design
 from polyclinic.training.synthesis import ExactSumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings

@@ -12,8 +12,8 @@ import numpy as np
 from polyclinic.errors import ConfigError
 from polyclinic.inference.bounded_newton import PRIOR, BoundedNewton, Regressed, is_hidden
 from polyclinic.inference.families import Family, PrivateFamily
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.regression.exact import Fit, own_row
 from polyclinic.training.regression.formula import Design
 from polyclinic.types import Arrays, Floats, Ints

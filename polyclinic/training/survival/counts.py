@@ -13,8 +13,8 @@ from polyclinic.ehr.schema import BOUNDED_KINDS, CLASS_KINDS, Column, Schema
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.inference.survival import Grid
 from polyclinic.objectives.objective import made_up_labels
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.types import Arrays, Bools, Floats, Ints, Labels
 
 _MOST_INTERVALS = 2000

@@ -12,8 +12,8 @@ from polyclinic.inference.bounded_newton import PRIOR, Regressed, is_hidden
 from polyclinic.inference.cox import BoundedHazards, partial_likelihood
 from polyclinic.inference.families import Poisson
 from polyclinic.objectives.objective import made_up_labels
+from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.sums import mean_of_rows
 from polyclinic.training.regression.exact import ExactRegression, Fit, own_row
 from polyclinic.training.regression.formula import Design
 from polyclinic.training.regression.private import PrivateRegression

@@ -18,7 +18,7 @@ import pytest
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
-from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all, check_affordable
+from polyclinic.privacy.ledger import Charge, Ledger, Limit, Terms, charge_all, check_affordable
 from polyclinic.privacy.ledger.file import connection
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.ledger.terms import plan_text
@@ -136,12 +136,12 @@ def test_a_run_that_may_cost_so_much_cannot_choose_from_a_longer_plan(path):
     ledger, made = _open(path, 50.0), plan(epsilon=1.0, delta=1e-5, training=lambda z: ((dpsgd_event(0.1, z, 3), 4),))
     one_round = dpsgd_event(0.1, made.noise_multiplier, 3)
     longer, own = plan_text([(one_round, 40)]), plan_text(made.charges)
-    charge = Charge(one_round, "train", "run-1", 1, plan=longer, most=1.0)
+    charge = Charge(one_round, "train", "run-1", 1, plan=longer, limits=(Limit(1.0),))
     (refused,) = charge_all([(ledger, charge)])
     assert isinstance(refused, BudgetRefused) and "may spend epsilon 1 at" in str(refused) and not ledger.events()
     with pytest.raises(BudgetRefused, match="may spend epsilon 1 at"):
-        check_affordable(path, ledger.terms, "run-1", [one_round], longer, 1.0)
-    check_affordable(path, ledger.terms, "run-1", [one_round], own, 1.0)
+        check_affordable(path, ledger.terms, "run-1", [one_round], longer, [Limit(1.0)])
+    check_affordable(path, ledger.terms, "run-1", [one_round], own, [Limit(1.0)])
     after = [charge_all([(ledger, replace(charge, round=turn, plan=own))])[0] for turn in range(5)]
     assert [isinstance(one, BudgetRefused) for one in after] == [False] * 4 + [True] and ledger.spent() <= 1.0
 
@@ -447,7 +447,7 @@ def test_charges_of_a_simulation_see_what_others_did_to_the_file(tmp_path: Path)
     assert second[0] > first[0] and charge(2) == second  # the same release again costs nothing
     script = (
         "import sys; from pathlib import Path; from polyclinic.privacy.accounting import gaussian_event\n"
-        "from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all\n"
+        "from polyclinic.privacy.ledger import Charge, Ledger, Limit, Terms, charge_all\n"
         "ledgers = Ledger.open_all(Path(sys.argv[1]), [Terms(name, 1e-5) for name in 'ab'])\n"
         "charge_all([(one, Charge(gaussian_event(5.0), 'train', 'r', 3, 'r3')) for one in ledgers], durable=False)\n"
     )

@@ -25,6 +25,10 @@ if TYPE_CHECKING:
 
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
 Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
+Backup = Annotated[Path, typer.Argument(help="The backup.")]
+Restored = Annotated[
+    Path, typer.Argument(help="The folder that is to be there again; one that is there is moved aside first.")
+]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
@@ -157,7 +161,7 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json:
 def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_json: bool) -> None:
     """Show the columns of the newest lines of a journal in ``home``. Raises PolyclinicError where it was altered."""
     with loading():
-        from polyclinic.client.home.journal import read_journal
+        from polyclinic.deployment.journal import read_journal
 
     found = read_journal(home, name)
     shown = found.entries[-last:] if last else found.entries

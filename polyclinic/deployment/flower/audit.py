@@ -13,6 +13,7 @@ from typing import Any
 from polyclinic.client.home.journal import append
 from polyclinic.deployment.coordinator import AUDIT
 from polyclinic.deployment.flower.gate import App, Scope
+from polyclinic.errors import DataError
 
 _CONTROL = "/v1/control/"
 _READING = ("list-", "get-", "show-", "stream-", "pull-")
@@ -58,7 +59,7 @@ class Audit:
     async def _written(self, line: dict[str, Any]) -> bool:
         try:
             await asyncio.to_thread(append, self.state, line, AUDIT)
-        except OSError as error:
+        except (OSError, DataError) as error:
             from flwr.common.logger import log
 
             log(ERROR, "The audit log %s cannot be written: %s", self.state / AUDIT, error)

@@ -110,6 +110,49 @@ def test_a_fork_has_the_third_party_modules_alone_and_draws_its_own_numbers(tmp_
     assert not any(map(alive, left))
 
 
+IDLE = f"""
+import importlib.util, json, os, time
+spec = importlib.util.spec_from_file_location("executor", {executor.__file__!r})
+executor = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(executor)
+
+def parent(pipe):
+    pipe.send(os.getppid())
+
+def forked(forking):
+    ours, theirs = forking._context.Pipe()
+    process = forking._context.Process(target=parent, args=(theirs,))
+    process.start()
+    forking._busy = time.monotonic()
+    forking._running.append((process, None))
+    forking.reconcile()
+    pid = ours.recv()
+    process.join()
+    forking.reconcile()
+    return pid
+
+if __name__ == "__main__":
+    forking = executor.forking(preload=("json",), idle=0.2)
+    forking.reconcile()
+    first = forked(forking)
+    kept = forked(forking)
+    time.sleep(0.3)
+    forking.reconcile()
+    time.sleep(0.2)
+    state = open(f"/proc/{{first}}/stat").read().rpartition(")")[2].split()[0]
+    print(json.dumps([first, kept, state, forked(forking)]))
+"""
+
+
+def test_what_clients_are_forked_from_ends_when_none_has_been_asked_for_a_while(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IDLE)
+    done = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, kept, state, anew = json.loads(done.stdout)
+    assert first == kept and state == "Z" and anew != first
+
+
 @pytest.fixture
 def node() -> Any:
     """A node's state with a task under way for one message that came, and that message."""

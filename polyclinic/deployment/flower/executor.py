@@ -1,16 +1,22 @@
 """flower-superexec whose ClientApps are forked from a process that has imported torch and the like already.
 
+That process starts with the first ClientApp and ends when none has been asked for a while, so that an idle node is small.
+
 Run by its path, and imports nothing of Polyclinic: a task runs in a fork of a process that knows third-party packages alone,
 since its bundle may bring a Polyclinic of its own. Arguments are flower-superexec's own.
 """
 
 from __future__ import annotations
 
+import math
 import multiprocessing
+import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from logging import ERROR, WARNING
 from multiprocessing.context import ForkServerProcess
+from signal import SIGTERM
 from typing import Any
 
 # What a ClientApp of Polyclinic imports of others; a test holds the two together.
@@ -20,6 +26,8 @@ PRELOAD = (
     "cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead", "flwr.clientapp",
     "flwr.supernode.runtime.run_clientapp",
 )  # fmt: skip
+# Longer than a run waits between two rounds, as a rule; what is forked from holds 260 MB.
+IDLE_SECONDS = 600.0
 
 
 def main() -> None:
@@ -35,9 +43,12 @@ def main() -> None:
     flower_superexec()
 
 
-def forking(launched: Callable[[], None] = lambda: None, preload: tuple[str, ...] = PRELOAD) -> Any:
+def forking(
+    launched: Callable[[], None] = lambda: None, preload: tuple[str, ...] = PRELOAD, idle: float = IDLE_SECONDS
+) -> Any:
     """A Flower ``Executor`` that forks ClientApps and starts all other tasks as Flower does; calls ``launched`` at each.
 
+    After ``idle`` seconds without a ClientApp what they are forked from ends; the next one starts it again.
     A ClientApp that a signal killed is reported to the node at once; Flower alone would wait a minute for its heartbeat.
     """
     from multiprocessing import forkserver
@@ -50,7 +61,7 @@ def forking(launched: Callable[[], None] = lambda: None, preload: tuple[str, ...
             self._running: list[tuple[ForkServerProcess, ExecutionSpec]] = []
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(list(preload))
-            forkserver.ensure_running()
+            self._busy = math.inf
 
         def launch(self, spec: ExecutionSpec) -> LaunchResult:
             launched()
@@ -58,6 +69,7 @@ def forking(launched: Callable[[], None] = lambda: None, preload: tuple[str, ...
             if spec.task_type != TaskType.CLIENT_APP or spec.runtime_dependency_install:
                 return super().launch(spec)
             where = (spec.runtime_api_address, spec.token, spec.insecure, spec.root_certificates_path, spec.parent_pid)
+            self._busy = time.monotonic()
             process = self._context.Process(target=run_client, args=where)
             try:
                 process.start()
@@ -73,6 +85,13 @@ def forking(launched: Callable[[], None] = lambda: None, preload: tuple[str, ...
                 if (process.exitcode or 0) < 0:
                     report_killed(spec, -(process.exitcode or 0))
                 process.close()
+            if self._running:
+                self._busy = time.monotonic()
+            elif time.monotonic() - self._busy > idle:
+                self._busy = math.inf
+                pid = getattr(forkserver, "_forkserver")._forkserver_pid  # noqa: B009
+                with suppress(ProcessLookupError):
+                    os.kill(pid, SIGTERM)  # the next launch notices, as it does when somebody else has killed it
 
         def close(self) -> None:
             for process, _ in self._running:

@@ -2,8 +2,9 @@
 
 A coordinator and two hospitals on loopback with TLS, as docs/deploy/README.md starts them, first with Flower's own SuperExec and
 pauses, then with ours: seconds of a round that trains next to nothing, seconds of the processor of a message at a hospital, and
-what a node costs that waits. The full benchmark writes benchmarks/results/latency.json and, from it, the table of
-docs/deploy/README.md. With ``--quick`` it prints, and writes nothing.
+what a node costs that waits. With ``--sites 30`` so many hospitals, with ours alone. The full benchmark writes
+benchmarks/results/latency.json, or latency-30.json, and from it a table of docs/deploy/README.md. With ``--quick`` it prints, and
+writes nothing.
 """
 
 from __future__ import annotations
@@ -33,11 +34,10 @@ from polyclinic.deployment.bundles import own_bundle
 from polyclinic.deployment.environment import with_settings
 from polyclinic.deployment.hospital import HospitalNode
 
-RESULT = ROOT / "benchmarks" / "results" / "latency.json"
+RESULTS = ROOT / "benchmarks" / "results"
 PAGE = ROOT / "docs" / "deploy" / "README.md"
-BEGIN, END = "<!-- benchmarks.latency: begin -->", "<!-- benchmarks.latency: end -->"
 TITLES = {"ours": "`polyclinic hospital start`", "flower": "Flower's own SuperExec and pauses"}
-SITES = ("north", "south")
+FEW, MANY = 2, 30
 SCHEMA = """\
 name = "clinic"
 columns = [
@@ -48,37 +48,47 @@ columns = [
 """
 # Flower's node with the policy's check alone, and a bundle whose server asks for replies as Flower does.
 NODE = "from polyclinic.deployment.flower import supernode; supernode.hasten = lambda node: None; supernode.main()"
-SERVER = "import polyclinic.server.app as server\nserver.PromptGrid = lambda grid: grid\napp = server.app\n"
+SERVER = "import polyclinic.server.app as server\nserver.PromptGrid = lambda grid, *_: grid\napp = server.app\n"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """0 done, 2 wrong arguments."""
     given = _parser().parse_args(arguments)
     rounds, idle = (2, 2.0) if given.quick else (4, 30.0)
-    found = {way: measured(way, rounds, idle) for way in ("flower", "ours")}
+    ways = ("flower", "ours") if given.sites == FEW else ("ours",)
+    rows = {way: measured(way, rounds, idle, given.sites) for way in ways}
+    options = ["--quick"] * given.quick + [f"--sites {given.sites}"] * (given.sites != FEW)
     result: dict[str, Any] = {
         "machine": machine(),
-        "command": "python -m benchmarks.latency" + (" --quick" if given.quick else ""),
-        "terms": {"sites": len(SITES), "rounds": rounds, "local_steps": 2, "patients": 150},
-        "rows": [compared(way, found[way], found["ours"]) for way in TITLES],
+        "command": " ".join(["python -m benchmarks.latency", *options]),
+        "terms": {"sites": given.sites, "rounds": rounds, "local_steps": 2, "patients": 150},
+        "rows": [compared(way, rows[way], rows["ours"]) for way in TITLES if way in rows],
     }
     if not given.quick:
-        RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-        write_between(PAGE, BEGIN, END, table(result))
+        path, begin, end = place(given.sites)
+        path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+        write_between(PAGE, begin, end, table(result))
     sys.stdout.write((json.dumps(result, indent=2) if given.json else table(result)) + "\n")
     return 0
 
 
-def measured(way: str, rounds: int, idle: float) -> dict[str, float]:
+def place(sites: int) -> tuple[Path, str, str]:
+    """The file of the result for so many hospitals, and between which lines of the page its table stands."""
+    name = "latency" if sites == FEW else f"latency-{sites}"
+    return RESULTS / f"{name}.json", f"<!-- benchmarks.{name}: begin -->", f"<!-- benchmarks.{name}: end -->"
+
+
+def measured(way: str, rounds: int, idle: float, sites: int) -> dict[str, float]:
     """Medians over rounds after the first and over hospitals; a node's memory and work while it waits ``idle`` seconds."""
-    with tempfile.TemporaryDirectory(prefix="polyclinic-latency-") as name, federation(Path(name), way) as made:
+    with tempfile.TemporaryDirectory(prefix="polyclinic-latency-") as name, federation(Path(name), way, sites) as made:
         time.sleep(15.0)  # until all processes have imported what they preload
         waits = [(spent(node.pid), node.pid) for node in made.nodes.values()]
         time.sleep(idle)
         waiting = median(spent(pid) - before for before, pid in waits) / idle * 60
+        waiting_megabytes = median(memory(node.pid) for node in made.nodes.values())
         before = {site: (spent(node.pid), made.messages(site)) for site, node in made.nodes.items()}
         bundle = [] if way == "ours" else ["--app", made.folder / "plain"]
-        keys = {"sites": 2, "participation.min-sites": 2, "privacy.epsilon": 1.5, "privacy.delta": 1e-3,
+        keys = {"sites": sites, "participation.min-sites": sites, "privacy.epsilon": 1.5, "privacy.delta": 1e-3,
         "rounds": rounds, "training.local-steps": 2,
                 "privacy.patients-per-site": 150, "timeout": 300.0}  # fmt: skip
         began = time.perf_counter()
@@ -93,7 +103,7 @@ def measured(way: str, rounds: int, idle: float) -> dict[str, float]:
         row = {
             "seconds": float(pd.read_csv(run / "rounds.csv").groupby("round")["seconds"].first().iloc[1:].median()),
             "run_seconds": whole, "processor_seconds": median(work), "idle_processor_seconds": waiting,
-            "node_megabytes": median(memory(node.pid) for node in made.nodes.values()),
+            "waiting_megabytes": waiting_megabytes, "node_megabytes": median(memory(node.pid) for node in made.nodes.values()),
         }  # fmt: skip
     sys.stderr.write(f"{way}: {row}\n")
     return row
@@ -115,21 +125,22 @@ class Federation:
 
 
 @contextlib.contextmanager
-def federation(folder: Path, way: str) -> Iterator[Federation]:
+def federation(folder: Path, way: str, sites: int = FEW) -> Iterator[Federation]:
     """Registered hospitals that wait for messages; all of it ends with the context."""
     rng = np.random.default_rng(0)
     records = pd.DataFrame({"id": np.arange(200), "age": rng.integers(20, 90, 200), "died": rng.integers(0, 2, 200)})
     records.to_csv(folder / "records.csv", index=False)
     (folder / "schema.toml").write_text(SCHEMA)
     _plain_bundle(folder / "plain")
-    ports = _free_ports(1 + len(SITES))
+    names = [f"site-{place}" for place in range(sites)]
+    ports = _free_ports(1 + sites)
     co, processes = folder / "coordinator", list[subprocess.Popen[bytes]]()
     call("coordinator", "init", co, "--host", "localhost", "--port", ports[0], "--listen", "127.0.0.1")
     try:
         start = [sys.executable, "-m", "polyclinic", "coordinator", "start", str(co)]
         processes.append(_start(start, {}, folder / "coordinator.log"))
         _wait(lambda: "Application startup complete" in (folder / "coordinator.log").read_text(errors="replace"))
-        for site, port in zip(SITES, ports[1:], strict=True):
+        for site, port in zip(names, ports[1:], strict=True):
             call("hospital", "init", folder / site, "--site", site, "--data", folder / "records.csv", "--schema",
                  folder / "schema.toml", "--coordinator", f"localhost:{ports[0]}", "--ca", co / "ca.crt", "--budget", 3.0,
                  "--delta", 1e-3, "--port", port)  # fmt: skip
@@ -141,10 +152,10 @@ def federation(folder: Path, way: str) -> Iterator[Federation]:
             if way == "flower":
                 command[2:4] = ["-c", NODE]
             processes.append(_start(command, found.settings, folder / f"{site}.log"))
-        for site in SITES:
+        for site in names:
             log = folder / f"{site}.log"
             _wait(lambda log=log: "SuperNode ID" in log.read_text(errors="replace"))  # type: ignore[misc]
-        yield Federation(folder, dict(zip(SITES, processes[1:], strict=True)))
+        yield Federation(folder, dict(zip(names, processes[1:], strict=True)))
     finally:
         for process in processes[::-1]:
             process.terminate()
@@ -200,15 +211,16 @@ def table(result: Mapping[str, Any]) -> str:
     """GitHub markdown, one line a way and a sentence on the machine."""
     terms, about = result["terms"], result["machine"]
     lines = [
-        "| a node started by | seconds of a round | of a run | processor seconds of a message | of a minute's waiting | memory |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
+        "| a node started by | seconds of a round | of a run | processor seconds of a message | of a minute's waiting "
+        "| memory, waiting | in a run |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in result["rows"]:
         times = "" if row["way"] == "ours" else f" ({row['ratio']:.1f}x)"
         more = "" if row["way"] == "ours" else f" ({row['processor_ratio']:.1f}x)"
         cells = [TITLES[row["way"]], f"{row['seconds']:.1f}{times}", f"{row['run_seconds']:.0f}"]
         cells += [f"{row['processor_seconds']:.2f}{more}", f"{row['idle_processor_seconds']:.2f}"]
-        cells.append(f"{row['node_megabytes']:.0f} MB")
+        cells += [f"{row[name]:.0f} MB" for name in ("waiting_megabytes", "node_megabytes")]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + (
         f"\n\n{terms['sites']} hospitals, the coordinator and all else on one machine over loopback with TLS, {terms['rounds']} "
@@ -255,6 +267,7 @@ def _wait(what: Callable[[], bool], seconds: float = 120.0) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.latency", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="2 rounds; not for quoting")
+    parser.add_argument("--sites", type=int, choices=(FEW, MANY), default=FEW, help="hospitals")
     parser.add_argument("--json", action="store_true", help="print the result's JSON alone on stdout")
     return parser
 

@@ -1,4 +1,4 @@
-"""The benchmark of latency: what it counts, and its place on the page; no test asserts a time."""
+"""The benchmarks of latency and of growth: what they count, and their places on the page; no test asserts a time."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benchmarks import latency
+from benchmarks import growth, latency
 
 
 def test_a_tree_is_a_process_with_all_below_it_and_counts_those_that_ended() -> None:
@@ -29,3 +29,18 @@ def test_the_committed_result_is_of_the_whole_size_and_is_what_the_page_shows(si
     assert [row["way"] for row in result["rows"]] == ways
     assert latency.table(result) in latency.PAGE.read_text()
     assert all(row["waiting_megabytes"] < 250 for row in result["rows"])
+
+
+def test_a_thousand_rounds_leave_no_more_than_their_records() -> None:
+    result = json.loads(growth.RESULT.read_text())
+    assert result["terms"]["rounds"] == 1000 and growth.table(result) in growth.PAGE.read_text()
+    added = {row["what"]: row["a_round"] for row in result["rows"]}
+    assert added["journal"] < 2000 and added["ledger"] < 500 and added["home"] < 1 and added["run"] < 2000
+    assert added["memory"] < 20_000
+
+
+def test_growth_is_counted_by_what_lies_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert growth.main(["--quick", "--json"]) == 0
+    rows = {row["what"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert set(rows) == set(growth.TITLES) and rows["journal"]["last"] > rows["journal"]["early"] > 0
+    assert rows["ledger"]["a_round"] > 0 and rows["memory"]["last"] > 1e8

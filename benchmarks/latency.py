@@ -232,7 +232,8 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 # Bytecode is kept, as in an installation.
-_OWN = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
+# A node that waits is small after ten minutes; nobody waits so long here.
+_OWN = {"POLYCLINIC_IDLE_SECONDS": "20", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": ""}
 
 
 def _start(command: list[str], settings: Mapping[str, str], log: Path) -> subprocess.Popen[bytes]:

@@ -147,9 +147,9 @@ def hospital_files(
         raise ConfigError("The site needs a name.")
     values = {name: value.default for name, value in Policy.model_fields.items()} | {
         "budget": budget, "delta": delta, "allowed_runs": (INSTALLED,),
-        "most_epsilon_per_run": budget, "most_epsilon_per_month": budget,
     }  # fmt: skip
     Policy.build(values, "The hospital")
+    values |= {"most_epsilon_per_run": budget, "most_epsilon_per_month": budget}
     key = make_node_key(site)
     return {
         "schema.toml": NewFile(records.schema, PUBLIC),

@@ -1,6 +1,6 @@
 """flower-superexec whose ClientApps are forked from a process that has imported torch and the like already.
 
-That process starts with the first ClientApp and ends when none has been asked for a while, so that an idle node is small.
+That process ends when no ClientApp has been asked for a while, so that an idle node is small, and starts again with the next.
 
 Run by its path, and imports nothing of Polyclinic: a task runs in a fork of a process that knows third-party packages alone,
 since its bundle may bring a Polyclinic of its own. Arguments are flower-superexec's own.
@@ -26,7 +26,8 @@ PRELOAD = (
     "cryptography.hazmat.primitives.asymmetric.x25519", "cryptography.hazmat.primitives.ciphers.aead", "flwr.clientapp",
     "flwr.supernode.runtime.run_clientapp",
 )  # fmt: skip
-# Longer than a run waits between two rounds, as a rule; what is forked from holds 260 MB.
+# Seconds, longer than a run waits between two rounds, as a rule; what is forked from holds 260 MB.
+IDLE = "POLYCLINIC_IDLE_SECONDS"
 IDLE_SECONDS = 600.0
 
 
@@ -38,8 +39,10 @@ def main() -> None:
     from polyclinic.deployment.flower import patch
     from polyclinic.deployment.flower.pauses import Pauses, put_in
 
-    pauses = put_in(superexec, Pauses())
-    patch(superexec, "get_executor", lambda _: lambda *_, **__: forking(pauses.restart), "the forking executor")
+    pauses, idle = put_in(superexec, Pauses()), float(os.environ.get(IDLE, IDLE_SECONDS))
+    patch(
+        superexec, "get_executor", lambda _: lambda *_, **__: forking(pauses.restart, idle=idle), "the forking executor"
+    )
     flower_superexec()
 
 
@@ -61,7 +64,8 @@ def forking(
             self._running: list[tuple[ForkServerProcess, ExecutionSpec]] = []
             self._context = multiprocessing.get_context("forkserver")
             self._context.set_forkserver_preload(list(preload))
-            self._busy = math.inf
+            self._busy = time.monotonic()
+            forkserver.ensure_running()
 
         def launch(self, spec: ExecutionSpec) -> LaunchResult:
             launched()

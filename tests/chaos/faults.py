@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyclinic.client.home.approvals import approvals, decide, pause, resume, stop
 from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.deployment.control import control, runs, stop_run
+from polyclinic.deployment.coordinator import Coordinator
+from polyclinic.deployment.submitting import submit
+from polyclinic.errors import PolyclinicError
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.place import BUDGET, DELTA, Hospital, Place, held, other_clock
@@ -176,6 +181,62 @@ def _before_spent(place: Place, strike: Strike) -> None:
     assert terms.delta == DELTA
 
 
+def _pause(place: Place, strike: Strike) -> str:
+    home = place.hospitals[strike.hospital].home
+    pause(home, "an audit")
+    time.sleep(strike.lasting)
+    resume(home)
+    return f"paused for {strike.lasting:.1f} s"
+
+
+def _before_approval(place: Place, strike: Strike) -> None:
+    place.hospitals[strike.hospital].require_approval(True)
+
+
+def _approve(place: Place, strike: Strike) -> str:
+    """A person looks in from time to time and approves whatever waits, under its terms of then."""
+    home, approved = place.hospitals[strike.hospital].home, 0
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        for asked in approvals(home):
+            if asked.state == "pending":
+                decide(home, asked.run, asked.digest, "approved", 1.0)
+                approved += 1
+        time.sleep(strike.lasting / 4)
+    return f"approved {approved}"
+
+
+def _stop_here(place: Place, strike: Strike) -> str:
+    found = _soon(lambda: folders(place.newest_runs()))
+    if not found:
+        return "no round came"
+    stop(place.hospitals[strike.hospital].home, found[-1].name, "enough")
+    return f"stopped {found[-1].name}"
+
+
+def _stop_run(place: Place, strike: Strike) -> str:
+    """The coordinator stops whatever runs; whoever looks after it goes on with it."""
+    co, stopped = Coordinator.read(place.federation.co), 0
+    with contextlib.suppress(PolyclinicError), control(co.here, co.folder / "ca.crt") as client:
+        for run in runs(client):
+            if not run["status"].startswith("finished"):
+                stop_run(client, run["run"], [run["run"]])
+                stopped += 1
+    return f"stopped {stopped}" if stopped else "nothing to kill"
+
+
+def _resume_twice(place: Place, strike: Strike) -> str:
+    """The coordinator's mistake: the same run is given to it again while it goes on."""
+    found = _soon(lambda: [path.parent for path in place.newest_runs().rglob("checkpoint.safetensors")])
+    if not found:
+        return "no checkpoint came"
+    try:
+        submit(Coordinator.read(place.federation.co), {}, False, None, "", lambda line: None, found[0])
+    except PolyclinicError as error:
+        return f"refused: {error}"
+    return "given twice"
+
+
 def _nothing(place: Place, strike: Strike) -> str:
     return ""
 
@@ -207,6 +268,11 @@ FAULTS: dict[str, Fault] = {
     "two runs at once": Fault(_nothing),
     "messages replayed": Fault(_nothing, _before_replay),
     "budget spent before": Fault(_nothing, _before_spent),
+    "hospital paused": Fault(_pause),
+    "approval asked for": Fault(_approve, _before_approval),
+    "run stopped at a hospital": Fault(_stop_here),
+    "run stopped by the coordinator": Fault(_stop_run),
+    "run given twice": Fault(_resume_twice),
 }
 
 

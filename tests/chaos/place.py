@@ -56,6 +56,11 @@ class Hospital:
         """That many seconds after the true time."""
         self.clock.write_text(f"{seconds}\n")
 
+    def require_approval(self, wanted: bool) -> None:
+        """Whether its policy makes runs wait for a person."""
+        path, lines = self.folder / "hospital.toml", ("require-approval = false", "require-approval = true")
+        path.write_text(path.read_text().replace(lines[not wanted], lines[wanted]))
+
     def forget(self) -> None:
         """Its home as on the first day."""
         for path in self.home.iterdir():
@@ -152,6 +157,7 @@ class Place:
             hospital.database.heal()
             (hospital.home / "filler").unlink(missing_ok=True)
             hospital.set_clock(0)
+            hospital.require_approval(False)
         self.away.clear()
         wait_for(self._whole)
 
@@ -172,6 +178,11 @@ class Place:
         for hospital in self.hospitals.values():
             hospital.forget()
         (self.tap / "heard.jsonl").unlink(missing_ok=True)
+
+    def newest_runs(self) -> Path:
+        """The folder of the newest schedule's runs."""
+        runs = [path for path in (self.federation.co / "runs").iterdir() if path.is_dir()]
+        return max(runs, key=lambda path: path.stat().st_mtime, default=self.federation.co / "runs")
 
     def asked(self) -> bool:
         """Whether a hospital has been asked for anything since all was fresh."""

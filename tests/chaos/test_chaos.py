@@ -18,6 +18,7 @@ TOGETHER = (
     ("ServerApp killed", "network cut", "database slow"),
     ("SuperNode killed", "hospital late", "database silent"),
     ("any process of a hospital killed", "network silent", "two runs at once"),
+    ("hospital paused", "approval asked for", "run stopped by the coordinator"),
 )
 
 

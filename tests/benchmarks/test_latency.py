@@ -7,7 +7,8 @@ import sys
 
 import pytest
 
-from benchmarks import growth, latency
+from benchmarks import latency
+from benchmarks.latency import growth
 
 
 def test_a_tree_is_a_process_with_all_below_it_and_counts_those_that_ended() -> None:

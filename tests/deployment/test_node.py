@@ -17,7 +17,7 @@ from polyclinic.client.home.records import own_records
 from polyclinic.ehr.schema import Schema
 
 from .conftest import Cli, Done, init_arguments, records
-from .test_metrics import checked
+from tests.deployment.monitoring.test_metrics import checked
 
 
 def assert_refused(done: Done, words: str, tmp_path: Path) -> None:

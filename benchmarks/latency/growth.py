@@ -1,4 +1,4 @@
-"""What a long run leaves behind: ``python -m benchmarks.growth [--quick] [--json]``.
+"""What a long run leaves behind: ``python -m benchmarks.latency.growth [--quick] [--json]``.
 
 One real hospital (its own records, ledger and journal) and the server in one process, for a thousand rounds that train next to
 nothing: bytes of the hospital's home and of the run's folder, and the memory of the process, after the first rounds and in the
@@ -34,7 +34,7 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 
 RESULT = ROOT / "benchmarks" / "results" / "growth.json"
-BEGIN, END = "<!-- benchmarks.growth: begin -->", "<!-- benchmarks.growth: end -->"
+BEGIN, END = "<!-- benchmarks.latency.growth: begin -->", "<!-- benchmarks.latency.growth: end -->"
 POLICY = 'budget = 3.0\ndelta = 1e-3\nallowed-tasks = ["classification", "statistics"]\n'
 TITLES = {
     "journal": "the hospital's journal", "ledger": "its ledger", "home": "all other files of its home",
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rounds, early = (40, 20) if given.quick else (1000, 200)
     result: dict[str, Any] = {
         "machine": machine(),
-        "command": "python -m benchmarks.growth" + (" --quick" if given.quick else ""),
+        "command": "python -m benchmarks.latency.growth" + (" --quick" if given.quick else ""),
         "terms": {"rounds": rounds, "early": early, "patients": 200},
         "rows": measured(rounds, early),
     }
@@ -137,7 +137,7 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.growth", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.latency.growth", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="40 rounds; not for quoting")
     parser.add_argument("--json", action="store_true", help="print the result's JSON alone on stdout")
     return parser

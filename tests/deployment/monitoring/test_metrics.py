@@ -33,10 +33,9 @@ from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics, Hospita
 from polyclinic.errors import ConfigError
 from polyclinic.inspection.result import RunResult
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
+from tests.deployment.conftest import Cli
 
-from .conftest import Cli
-
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def free_port() -> int:

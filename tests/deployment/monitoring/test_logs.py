@@ -24,9 +24,8 @@ from hypothesis import strategies as st
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.deployment.monitoring.logs import LONGEST, Lines, encoded
 from polyclinic.deployment.monitoring.relay import _read
-
-from .conftest import ROOT, Cli, init_arguments
-from .test_federation import wait_for
+from tests.deployment.conftest import ROOT, Cli, init_arguments
+from tests.deployment.test_federation import wait_for
 
 RELAY = """
 import os, sys

@@ -271,7 +271,3 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--sites", type=int, choices=(FEW, MANY), default=FEW, help="hospitals")
     parser.add_argument("--json", action="store_true", help="print the result's JSON alone on stdout")
     return parser
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,7 +2,8 @@
 
 Lines are only ever appended, each on the disk before anything goes on. A line holds a digest of all lines before it, so that
 one that was changed, taken out or put in shows; lines cut off at the end show only to who noted the newest digest. No line has
-a patient's value: it says what was asked, what left, and what the ledger said.
+a patient's value: it says what was asked, what left, and what the ledger said. Each line holds also what was charged since the
+one before (``marks``), so that a ledger that lost a charge shows, and can be brought forward.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import reduce
 from logging import ERROR, INFO, WARNING
@@ -24,13 +24,16 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
+from polyclinic.client.home.marks import charges_since
 from polyclinic.client.home.policy import HospitalFile
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.wire.arrays import bytes_of
 from polyclinic.wire.messages import FAILED, RECORD, REFUSED
 
 NAME = "journal.jsonl"
-_FIRST = "0" * 64
+FIRST = "0" * 64
+#: Of the lines; raised when an older version could misread one. Lines without a number, of 0.1, have no charges.
+FORMAT = 1
 _LONGEST = 300
 _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 
@@ -38,7 +41,8 @@ _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 def recorded(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
     """The answer of a real hospital, with a line before it is worked on and one before it leaves.
 
-    Where a line cannot be written nothing is answered; what was charged stays charged.
+    Where a line cannot be written nothing is answered; what was charged stays charged. Nothing is answered either while a ledger
+    lacks a charge that the journal holds.
     """
     try:
         home = _home(context)
@@ -46,8 +50,8 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         return answer(message, context)  # the answer says what is wrong with the hospital's file
     begun = time.monotonic()
     try:
-        append(home, {"event": "asked", **_asked(message), "bytes": sum(map(len, bytes_of(message)))})
-        reply = answer(message, context)
+        why = append(home, {"event": "asked", **_asked(message), "bytes": sum(map(len, bytes_of(message)))})
+        reply = Message(Error(FAILED, why), reply_to=message) if why else answer(message, context)
         entry = {
             **_outcome(reply),
             **_asked(message),
@@ -60,54 +64,36 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
         level = INFO if entry["event"] == "answered" else WARNING
         log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
-    except OSError as error:
+    except (OSError, DataError) as error:
         log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
         return Message(Error(FAILED, _UNWRITTEN), reply_to=message)
     return reply
 
 
-def append(home: Path, entry: dict[str, Any]) -> None:
-    """Write one line, with the time and a digest of all before it, to the disk. Raises OSError."""
+def append(home: Path, entry: dict[str, Any]) -> str:
+    """Write one line, with the time, the charges since the newest line and a digest of all before it, to the disk.
+
+    Returns why nothing may be charged until a restore, and nothing where it may. Raises OSError; DataError for a journal of a
+    newer format.
+    """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(home / NAME) as file:
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **entry, "before": _head(file)}
+        newest, before = _newest(file)
+        if newest.get("format", 0) > FORMAT:
+            format = newest["format"]
+            raise DataError(
+                f"{home / NAME} has format {format}; this version of Polyclinic reads formats up to {FORMAT}."
+            )
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        charges, refusal = charges_since(home, newest.get("ledgers", {}))
+        line = {"time": now, **entry, **charges, "format": FORMAT, "before": before}
         # A line that a crash tore stays as it is, ended here.
         ended = b"" if _ends(file) else b"\n"
         written = ended + json.dumps(line, ensure_ascii=True, separators=(",", ":")).encode() + b"\n"
         if os.write(file, written) != len(written):
             raise OSError("the disk took only a part of the line")
         os.fsync(file)
-
-
-@dataclass(frozen=True)
-class Journal:
-    """What a journal holds. intact: every line follows the one before it; torn: lines that a crash cut short;
-    head: digest of all lines, to be noted elsewhere."""
-
-    entries: tuple[dict[str, Any], ...]
-    intact: bool
-    torn: int
-    head: str
-
-
-def read_journal(home: Path) -> Journal:
-    """The journal of a hospital's home; empty where none was begun. Raises DataError for a file that cannot be read."""
-    try:
-        text = (home / NAME).read_bytes()
-    except FileNotFoundError:
-        return Journal((), True, 0, _FIRST)
-    except OSError as error:
-        raise DataError(f"The journal {home / NAME} cannot be read: {error.strerror}.") from None
-    entries, torn, intact, before = [], 0, True, _FIRST
-    for line in text.removesuffix(b"\n").split(b"\n"):
-        entry = entry_of(line)
-        if entry is None:
-            torn += 1
-        else:
-            intact &= entry.get("before") == before
-            entries.append(entry)
-        before = _follow(before, line)
-    return Journal(tuple(entries), intact, torn, before)
+    return refusal
 
 
 def entry_of(line: bytes) -> dict[str, Any] | None:
@@ -167,8 +153,8 @@ def _ends(file: int) -> bool:
     return size == 0 or os.pread(file, 1, size - 1) == b"\n"
 
 
-def _head(file: int) -> str:
-    """The digest that the next line holds: from the newest whole line on, whatever a crash left after it."""
+def _newest(file: int) -> tuple[dict[str, Any], str]:
+    """The newest whole line, and the digest that the next one holds: from that line on, whatever a crash left after it."""
     size, length = os.fstat(file).st_size, 4096
     while size:
         length = min(size, length)
@@ -176,11 +162,11 @@ def _head(file: int) -> str:
         lines = lines if length == size else lines[1:]
         whole = max((at for at, line in enumerate(lines) if entry_of(line)), default=None)
         if whole is not None or length == size:
-            found = entry_of(lines[whole or 0]) or {}
-            return reduce(_follow, lines[whole or 0 :], str(found.get("before", _FIRST)))
+            entry = entry_of(lines[whole or 0]) or {}
+            return entry, reduce(follow, lines[whole or 0 :], str(entry.get("before", FIRST)))
         length *= 4
-    return _FIRST
+    return {}, FIRST
 
 
-def _follow(digest: str, line: bytes) -> str:
+def follow(digest: str, line: bytes) -> str:
     return hashlib.sha256(digest.encode() + line).hexdigest()

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import polyclinic
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.files import SECRET, new_folder
+from polyclinic.files import SECRET, new_folder, sha256, write_file
+
+#: The file of a backup that lists all others with their digests, so that a restore can check them.
+MANIFEST = "backup.json"
 
 _DATABASE = b"SQLite format 3\0"
 # SQLite's own beside a database, files that are being written, a lock, and secrets of secure sums: restored, they would mask a
 # second update as they did the first.
-_LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", "alone.sqlite", "secure-*.safetensors")
+_LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", MANIFEST, "alone.sqlite", "secure-*.safetensors")
 
 
 def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[str, Any]:
@@ -47,15 +53,19 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(destination) as staging:
-            sizes = list(_copy_all(sorted(copied, key=lambda pair: _is_database(pair[0])), staging))
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            sizes = dict(_copy_all(sorted(copied, key=lambda pair: _is_database(pair[0])), staging))
+            listed = {"polyclinic": polyclinic.__version__, "time": now,
+                      "files": {str(name): sha256(staging / name) for name in sizes}}  # fmt: skip
+            write_file(staging / MANIFEST, json.dumps(listed, indent=1), mode=SECRET)
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
         raise PolyclinicError(f"{folder} cannot be copied to {destination}: {why}.") from None
-    return {"folder": str(folder), "backup": str(destination), "files": len(sizes), "bytes": sum(sizes)}
+    return {"folder": str(folder), "backup": str(destination), "files": len(sizes), "bytes": sum(sizes.values())}
 
 
-def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[int]:
-    """Copy each file; yields the size of each that was still there."""
+def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[tuple[Path, int]]:
+    """Copy each file; yields name and size of each that was still there."""
     for source, name in files:
         target = staging / name
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -68,7 +78,7 @@ def _copy_all(files: list[tuple[Path, Path]], staging: Path) -> Iterator[int]:
         except FileNotFoundError:  # replaced by a newer one meanwhile
             target.unlink()
             continue
-        yield target.stat().st_size
+        yield name, target.stat().st_size
 
 
 def _copy_database(source: Path, target: Path) -> None:

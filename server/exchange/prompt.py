@@ -11,6 +11,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.common.logger import log
 from flwr.serverapp import Grid
 
+from polyclinic.errors import without_name
 from polyclinic.server.exchange.sites import node_title, reason_of, registered_names
 from polyclinic.wire.messages import ENROL, FAILED
 from polyclinic.wire.passing import PassingGrid
@@ -53,8 +54,9 @@ class PromptGrid(PassingGrid):
         for reply in found:
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error() and asked and asked.metadata.message_type != ENROL:  # of those the run itself tells
-                title = node_title(asked.metadata.dst_node_id, registered_names(self._grid))
-                log(WARNING, "Polyclinic: %s gives no result: %s", title, reason_of(reply))
+                node, names = asked.metadata.dst_node_id, registered_names(self._grid)
+                reason = without_name(names.get(node, ""), reason_of(reply))
+                log(WARNING, "Polyclinic: %s gives no result: %s", node_title(node, names), reason)
         return found
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:

@@ -12,9 +12,9 @@ from flwr.app import Message
 from polyclinic.client.app import app
 from polyclinic.client.home import approvals as module
 from polyclinic.client.home.approvals import Approval, approval_named, approvals, decide, pause, paused, resume, stop
-from polyclinic.client.home.journal import read_journal
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
+from polyclinic.deployment.journal import read_journal
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger.terms import plan_text

@@ -67,14 +67,21 @@ def test_a_run_that_waits_for_nobody_begins_without_and_whom_a_person_lets_in_jo
     assert "waits for approval here" in summary["dropouts"][0]["reason"]
 
 
-def test_a_run_that_a_person_denies_goes_on_without_the_hospital(
-    hospitals: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_that_a_person_denies_goes_on_without_the_hospital_and_tells_meanwhile_who_refuses(
+    hospitals: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("INFO")
+    west = hospitals / "west" / "hospital.toml"
+    west.write_text(west.read_text() + "most-local-steps = 1\n")
+
     class Denies(Approves):
         state: Literal["approved", "denied"] = "denied"
 
     summary = waiting(hospitals, monkeypatch, Denies)
-    assert set(summary["metrics"]["sites"]) == {"north", "west"}
+    assert set(summary["metrics"]["sites"]) == {"north"}
+    lines = [entry.getMessage() for entry in caplog.records]
+    refusal = "refused: west: training.local-steps 2 is above the policy's most-local-steps 1."
+    assert f"Polyclinic: waits for approval at south; ready: north; {refusal}" in lines
     assert any(one["site"] == "south" and "denied here" in one["reason"] for one in summary["dropouts"])
     assert not (hospitals / "south" / "home" / "ledger.sqlite").exists()
 

@@ -14,7 +14,7 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
-from polyclinic.client.home.journal import read_journal
+from polyclinic.deployment.journal import read_journal
 from polyclinic.privacy.ledger import Ledger
 from tests.chaos.place import DELTA, Place
 

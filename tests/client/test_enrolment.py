@@ -8,8 +8,8 @@ from flwr.app import Message
 
 import polyclinic
 from polyclinic.client.app import app
-from polyclinic.client.home.journal import read_journal
 from polyclinic.config import RunConfig
+from polyclinic.deployment.journal import read_journal
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from polyclinic.client.home.journal import NAME, append, read_journal
+from polyclinic.client.home.journal import NAME, append
+from polyclinic.deployment.journal import read_journal
 from polyclinic.inspection.result import RunResult
 from polyclinic.wire.messages import FAILED, REFUSED
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train

@@ -10,8 +10,8 @@ from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 
 from polyclinic.client.app import app
-from polyclinic.client.home.journal import read_journal
 from polyclinic.config import RunConfig
+from polyclinic.deployment.journal import read_journal
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation
 from polyclinic.inspection.result import RunResult

@@ -204,6 +204,7 @@ def test_fault_22_a_ledger_older_than_the_state_is_refused(tmp_path: Path, asked
     shutil.copy2(home / "ledger.sqlite", tmp_path / "old.sqlite")
     train(hospital, round=2)
     shutil.copy2(tmp_path / "old.sqlite", home / "ledger.sqlite")
+    (home / "journal.jsonl").unlink()  # with which nothing would be answered at all
     reply = train(hospital, **asked)
     assert reply.error.code == FAILED and "restore the newest ledger" in str(reply.error.reason)
     assert len(ledger(hospital).events()) == 1
@@ -212,7 +213,8 @@ def test_fault_22_a_ledger_older_than_the_state_is_refused(tmp_path: Path, asked
 def test_fault_22_a_ledger_that_was_lost_is_not_begun_anew_beside_noise_under_way(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     train(hospital)
-    (tmp_path / "home" / "ledger.sqlite").unlink()
+    for name in ("ledger.sqlite", "journal.jsonl"):
+        (tmp_path / "home" / name).unlink()
     assert "restore the newest ledger" in str(train(hospital, round=2).error.reason)
 
 

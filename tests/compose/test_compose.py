@@ -314,6 +314,14 @@ def test_a_node_is_healthy_while_its_coordinator_answers_it_and_no_longer(demo: 
 def test_what_the_page_reads_from_a_hospital_can_be_read(demo: Demo) -> None:
     status = demo.type("docker compose exec hospital-a polyclinic hospital status /hospital").stdout
     assert "of 20 at δ = 0.0001" in status and "answers, certificate until" in status
+    checked = demo.type("docker compose exec hospital-a polyclinic hospital check /hospital").stdout
+    assert "ok      registered" in checked and "ok      connected" in checked
+    demo.type("docker compose --profile monitoring up --detach metrics metrics-a metrics-b metrics-c")
+    scrape = "docker compose exec metrics-a python -c \"from urllib.request import urlopen; print(urlopen('http://127.0.0.1:9464/metrics').read().decode())\""
+    wait_for(lambda: 'polyclinic_check{check="connected"} 1.0' in demo.type(scrape, check=False).stdout, 120)
+    coordinator = scrape.replace("metrics-a", "metrics")
+    wait_for(lambda: 'polyclinic_check{check="nodes"} 1.0' in demo.type(coordinator, check=False).stdout, 120)
+    demo("rm", "--stop", "--force", "metrics", "metrics-a", "metrics-b", "metrics-c")
     assert (
         " 0 cut short by a crash"
         in demo.type("docker compose exec hospital-a polyclinic hospital journal /hospital").stdout

@@ -98,6 +98,7 @@ def test_a_coordinators_metrics_are_those_of_its_runs(tmp_path: Path, quick: Cal
     found = scrape(CoordinatorMetrics(tmp_path))
     name = next(path.parent.name for path in tmp_path.glob("*/config.toml"))
     assert found[f"polyclinic_run_round {name}"] == 2 and found[f"polyclinic_run_dropped {name}"] == 1
+    assert found[f"polyclinic_run_hospitals {name}"] == 2  # all three were evaluated
     assert found[f"polyclinic_run_dropouts {name} hospital-3"] == 1
     assert found[f"polyclinic_run_metric auroc {name}"] == pytest.approx(
         run.summary["metrics"]["pooled"]["auroc"], rel=1e-3

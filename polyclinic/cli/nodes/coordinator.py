@@ -218,6 +218,16 @@ def backup(folder: Folder, destination: deploying.Destination, as_json: Json = F
 
 
 @app.command()
+def restore(backup: deploying.Backup, folder: deploying.Restored, as_json: Json = False) -> None:
+    """Put a backup in the folder's place, after its files and its database were checked."""
+    with loading():
+        from polyclinic.deployment.restore import restore_coordinator
+
+    done = restore_coordinator(backup, folder)
+    answer(as_json, done, f"{folder}: the backup of {done['time']}, {done['files']} files.")
+
+
+@app.command()
 def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: deploying.MetricsPort = 9464) -> None:
     """Serve the runs' rounds, hospitals, bytes and epsilon to Prometheus, until stopped."""
     with loading():

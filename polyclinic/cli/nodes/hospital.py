@@ -10,7 +10,7 @@ import typer
 from polyclinic.cli.nodes import approving, deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError
 
 if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
@@ -135,7 +135,8 @@ def journal(
 ) -> None:
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
     with loading():
-        from polyclinic.client.home.journal import NAME, read_journal
+        from polyclinic.client.home.journal import NAME
+        from polyclinic.deployment.journal import read_journal
 
     home = _read(folder).home
     found = read_journal(home)
@@ -155,6 +156,36 @@ def backup(folder: Folder, destination: deploying.Destination, as_json: Json = F
     """Copy the folder while its node runs: ledger, journal, what was kept beside them, policy and keys."""
     node = _read(folder)
     deploying.back_up(node.folder, destination, {"home": node.home, "flwr": node.folder / "flwr"}, as_json)
+
+
+@app.command()
+def restore(
+    backup: deploying.Backup,
+    folder: deploying.Restored,
+    journal: Annotated[
+        Path | None,
+        typer.Option(help="The newest journal.jsonl that survived, such as that of the damaged folder, moved aside."),
+    ] = None,
+    without_journal: Annotated[
+        bool, typer.Option("--without-journal", help="None survived: what was charged after the backup is forgotten.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Put a backup in the folder's place, with all charges of the newest journal; the hospital has paused afterwards."""
+    with loading():
+        from polyclinic.deployment.restore import restore_hospital
+
+    if (journal is None) != without_journal:
+        raise ConfigError("Give one of --journal FILE and --without-journal: the journal holds what the backup lacks.")
+    done = restore_hospital(backup, folder, journal)
+    if without_journal:
+        deploying.warn([
+            f"What was charged after {done['time']} is forgotten; lower `budget` by what the coordinator's runs state since then."
+        ])  # fmt: skip
+    answer(
+        as_json, done, f"{folder}: the backup of {done['time']}, and {done['charges']} later charges of the journal.",
+        f"Read the policy, start the node, and then `polyclinic hospital resume {folder}`.",
+    )  # fmt: skip
 
 
 @app.command()

@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx
 
 import polyclinic
-from polyclinic.client.home.journal import read_journal
 from polyclinic.client.home.records import own_records
 from polyclinic.deployment.certificates import days_left, expiry_warnings
 from polyclinic.deployment.control import control, nodes, unreachable
 from polyclinic.deployment.coordinator import DATABASE, Coordinator
 from polyclinic.deployment.flower.refusals import SET, clock_difference, is_refused, registration
 from polyclinic.deployment.hospital import HospitalNode
+from polyclinic.deployment.journal import read_journal
 from polyclinic.deployment.monitoring.status import held_out_status, ledger_status
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import count_records

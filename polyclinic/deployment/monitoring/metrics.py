@@ -149,7 +149,7 @@ class CoordinatorMetrics(Collector):
         yield _days_of(self._certificates)
         yield _of_checks(self._checks())
         names = {
-            "round": "Newest round that is done.", "hospitals": "Hospitals in the newest round.",
+            "round": "Newest round that is done.", "hospitals": "Hospitals that answered the newest round.",
             "dropped": "Hospitals that dropped out of the newest round.", "round_seconds": "Seconds of the newest round.",
             "newest_round_timestamp_seconds": "When the newest round was written, or the run began.",
             "bytes_up": "Bytes of arrays from hospitals, over all rounds.",
@@ -195,7 +195,7 @@ def _of_run(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, floa
     sites = [row for row in rows if row["site"] not in OVERALL]
     return {
         "round": float(newest),
-        "hospitals": float(sum(row["round"] == newest for row in sites)),
+        "hospitals": float(sum(row["round"] == newest and row.get("bytes_up") is not None for row in sites)),
         "dropped": float(sum(drop["round"] == newest for drop in records["dropout"])),
         "round_seconds": next((row.get("seconds") or 0.0 for row in reversed(rows)), 0.0),
         "newest_round_timestamp_seconds": (run.history_file if rows else run.config_file).stat().st_mtime,

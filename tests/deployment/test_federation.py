@@ -4,6 +4,7 @@ The page's shell lines are what makes this federation; hosts and ports alone are
 """
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -254,7 +255,8 @@ def test_a_node_that_counts_as_connected_is_told_to_try_again(federation: Federa
 def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federation, killed: str) -> None:
     for name in ("north", "south"):  # whose budget the first run has spent
         policy = federation.folder / name / "hospital.toml"
-        policy.write_text(policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 7.0\n"))
+        raised = policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 7.0\n")
+        policy.write_text(raised.replace("\nmost-epsilon-per-month = 2.0\n", "\nmost-epsilon-per-month = 7.0\n"))
     submit = subprocess.Popen(
         [sys.executable, "-m", "polyclinic", "coordinator", "submit", str(federation.co), *KEYS, "-c", "rounds=2", "--stream"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -276,6 +278,8 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
     if killed == "SuperLink":
         assert "cannot be reached: nothing answers there" in output
         returned = [federation.returns(name) for name in ("north", "south")]
+        own = federation.co / "coordinator.toml"
+        own.write_text(own.read_text().replace("at-once = 0", "at-once = 1"))
         federation.start("coordinator", "coordinator")
         wait_for(federation.serving)
         wait_for(lambda: federation.returns("north") > returned[0] and federation.returns("south") > returned[1])
@@ -293,6 +297,40 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
     again = {run["run"]: run["folder"] for run in federation.call("coordinator", "runs", federation.co)}
     assert again[listed["run"]] == again[resumed["run"]] == folder.name
     assert way_on not in federation.cli("coordinator", "runs", federation.co).out
+    if killed == "SuperLink":
+        stops_and_queues(federation)
+
+
+def stops_and_queues(federation: Federation) -> None:
+    """Of two runs of which one goes at once, the one that waits is taken out of the queue and the other ended."""
+    first, second = (
+        federation.call("coordinator", "submit", federation.co, *KEYS, "-c", "rounds=60", "-c", "privacy.epsilon=0.1")
+        for _ in range(2)
+    )
+
+    def listed(run: dict[str, Any]) -> dict[str, Any]:
+        every = federation.call("coordinator", "runs", federation.co)
+        return next(each for each in every if each["run"] == run["run"])
+
+    wait_for(lambda: (listed(first)["done"] or 0) >= 1)
+    assert (listed(second)["state"], listed(second)["place"], listed(second)["rounds"]) == ("queued", 1, 60)
+    assert federation.call("coordinator", "stop", federation.co, second["run"])["state"] == "stopped"
+    name = listed(first)["folder"]
+    stopped = federation.call("coordinator", "stop", federation.co, name)
+    assert stopped["state"] == "stopped" and 1 <= stopped["done"] < stopped["rounds"] == 60
+    shown = federation.cli("coordinator", "runs", federation.co).out
+    assert f"--resume {name}` goes on with run {name}" in shown and "stopped" in shown
+    again = federation.run("coordinator", "stop", federation.co, name)
+    assert again.code == 2 and "has ended already: stopped" in again.error
+    unknown = federation.run("coordinator", "stop", federation.co, "nowhere")
+    assert unknown.code == 2 and "knows no run 'nowhere'" in unknown.error
+    audit = federation.call("coordinator", "audit", federation.co, "--last", 0)
+    done = [(line["call"], line["run"]) for line in audit["entries"] if line["event"] == "done" and "run" in line]
+    assert {line["by"] for line in audit["entries"] if line["call"] == "start-run"} == {getpass.getuser()}
+    assert listed(first)["submitter"] == getpass.getuser()
+    assert audit["intact"] and done[-4:] == [
+        ("start-run", first["run"]), ("start-run", second["run"]), ("stop-run", second["run"]), ("stop-run", first["run"]),
+    ]  # fmt: skip
 
 
 def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation: Federation) -> None:

@@ -6,8 +6,10 @@ import contextlib
 import os
 import random
 import signal
+import sqlite3
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,6 +219,7 @@ def _stop_here(place: Place, strike: Strike) -> str:
 def _stop_run(place: Place, strike: Strike) -> str:
     """The coordinator stops whatever runs; whoever looks after it goes on with it."""
     co, stopped = Coordinator.read(place.federation.co), 0
+    _soon(lambda: folders(place.newest_runs()))
     with contextlib.suppress(PolyclinicError), control(co.here, co.folder / "ca.crt") as client:
         for run in runs(client):
             if not run["status"].startswith("finished"):
@@ -235,6 +238,41 @@ def _resume_twice(place: Place, strike: Strike) -> str:
     except PolyclinicError as error:
         return f"refused: {error}"
     return "given twice"
+
+
+def _older_ledger(place: Place, strike: Strike) -> str:
+    """Somebody puts an older copy of the ledger in place, and after a while the newest again."""
+    ledger = place.hospitals[strike.hospital].home / "ledger.sqlite"
+    if not _soon(ledger.exists):
+        return "no round came"
+    older = _copied(ledger)
+    time.sleep(strike.lasting)
+    place.kill(strike.hospital)
+    time.sleep(1)  # until its processes are gone
+    newest = _copied(ledger)
+    if newest == older:
+        place.start(strike.hospital)
+        return "left out of time: nothing was charged meanwhile"
+    _put(ledger, older)
+    place.start(strike.hospital)
+    time.sleep(strike.lasting)
+    place.kill(strike.hospital)
+    time.sleep(1)
+    _put(ledger, newest)
+    place.start(strike.hospital)
+    return f"older for {strike.lasting:.1f} s"
+
+
+def _copied(ledger: Path) -> bytes:
+    with closing(sqlite3.connect(ledger)) as live, closing(sqlite3.connect(":memory:")) as copy:
+        live.backup(copy)
+        return copy.serialize()
+
+
+def _put(ledger: Path, content: bytes) -> None:
+    for beside in ledger.parent.glob(f"{ledger.name}*"):
+        beside.unlink()
+    ledger.write_bytes(content)
 
 
 def _nothing(place: Place, strike: Strike) -> str:
@@ -273,6 +311,7 @@ FAULTS: dict[str, Fault] = {
     "run stopped at a hospital": Fault(_stop_here),
     "run stopped by the coordinator": Fault(_stop_run),
     "run given twice": Fault(_resume_twice),
+    "older ledger put in place": Fault(_older_ledger),
 }
 
 

@@ -19,6 +19,7 @@ TOGETHER = (
     ("SuperNode killed", "hospital late", "database silent"),
     ("any process of a hospital killed", "network silent", "two runs at once"),
     ("hospital paused", "approval asked for", "run stopped by the coordinator"),
+    ("run given twice", "run stopped at a hospital", "older ledger put in place"),
 )
 
 

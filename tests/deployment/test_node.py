@@ -15,9 +15,9 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.client.home.records import own_records
 from polyclinic.ehr.schema import Schema
+from tests.deployment.monitoring.test_metrics import checked
 
 from .conftest import Cli, Done, init_arguments, records
-from tests.deployment.monitoring.test_metrics import checked
 
 
 def assert_refused(done: Done, words: str, tmp_path: Path) -> None:

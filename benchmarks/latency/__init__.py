@@ -211,16 +211,15 @@ def table(result: Mapping[str, Any]) -> str:
     """GitHub markdown, one line a way and a sentence on the machine."""
     terms, about = result["terms"], result["machine"]
     lines = [
-        "| a node started by | seconds of a round | of a run | processor seconds of a message | of a minute's waiting "
-        "| memory, waiting | in a run |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+        "| a node started by | seconds of a round | of a run | processor seconds of a message | of a minute's waiting | memory |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for row in result["rows"]:
         times = "" if row["way"] == "ours" else f" ({row['ratio']:.1f}x)"
         more = "" if row["way"] == "ours" else f" ({row['processor_ratio']:.1f}x)"
         cells = [TITLES[row["way"]], f"{row['seconds']:.1f}{times}", f"{row['run_seconds']:.0f}"]
         cells += [f"{row['processor_seconds']:.2f}{more}", f"{row['idle_processor_seconds']:.2f}"]
-        cells += [f"{row[name]:.0f} MB" for name in ("waiting_megabytes", "node_megabytes")]
+        cells.append(f"{row['node_megabytes']:.0f} MB")
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + (
         f"\n\n{terms['sites']} hospitals, the coordinator and all else on one machine over loopback with TLS, {terms['rounds']} "

@@ -247,8 +247,7 @@ def _older_ledger(place: Place, strike: Strike) -> str:
         return "no round came"
     older = _copied(ledger)
     time.sleep(strike.lasting)
-    place.kill(strike.hospital)
-    time.sleep(1)  # until its processes are gone
+    _kill_all(place, strike.hospital)
     newest = _copied(ledger)
     if newest == older:
         place.start(strike.hospital)
@@ -256,11 +255,19 @@ def _older_ledger(place: Place, strike: Strike) -> str:
     _put(ledger, older)
     place.start(strike.hospital)
     time.sleep(strike.lasting)
-    place.kill(strike.hospital)
-    time.sleep(1)
+    _kill_all(place, strike.hospital)
     _put(ledger, newest)
     place.start(strike.hospital)
     return f"older for {strike.lasting:.1f} s"
+
+
+def _kill_all(place: Place, name: str) -> None:
+    """The node with all that it started, which could charge the ledger still."""
+    place.kill(name)
+    while found := place.processes(name):
+        for process in found:
+            _kill(process)
+        time.sleep(0.1)
 
 
 def _copied(ledger: Path) -> bytes:

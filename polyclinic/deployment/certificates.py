@@ -144,8 +144,7 @@ def check_authority(path: Path, next_step: str = "ask the coordinator's operator
         ssl.create_default_context(cadata=content.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError):
         raise ConfigError(f"{path} is no certificate that TLS can use; {next_step}.") from None
-    if not any(map(_holds, authorities)):
-        _check_dates(path, authorities[-1], next_step)
+    _check_dates(path, max(authorities, key=lambda authority: authority.not_valid_after_utc), next_step)
     return content
 
 
@@ -164,13 +163,9 @@ def check_server(certificate: Path, key: Path, ca: Path) -> None:
 
 
 def expiry(path: Path) -> datetime:
-    """When the next of the file's certificates ends that still hold, or where none does, when the last of them ended; UTC.
-
-    Raises ConfigError as ``read_certificates``.
-    """
-    certificates = read_certificates(path)
-    still = [certificate.not_valid_after_utc for certificate in certificates if _holds(certificate)]
-    return min(still) if still else max(certificate.not_valid_after_utc for certificate in certificates)
+    """The next end of the file's certificates, in UTC; the last, where all are over. Raises as ``read_certificates``."""
+    ends = [certificate.not_valid_after_utc for certificate in read_certificates(path)]
+    return min((end for end in ends if end > datetime.now(UTC)), default=max(ends))
 
 
 def days_left(path: Path) -> float:
@@ -283,10 +278,6 @@ def _expiry_warning(path: Path) -> str:
 
 def _is_authority(certificate: x509.Certificate) -> bool:
     return bool(certificate.extensions.get_extension_for_class(x509.BasicConstraints).value.ca)
-
-
-def _holds(certificate: x509.Certificate) -> bool:
-    return certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc
 
 
 def _check_dates(path: Path, certificate: x509.Certificate, next_step: str) -> None:

@@ -13,13 +13,7 @@ from pydantic import Field, field_validator
 
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
-from polyclinic.deployment.certificates import (
-    check_authority,
-    check_private_key,
-    fingerprint,
-    make_node_key,
-    read_certificates,
-)
+from polyclinic.deployment.certificates import check_authority, check_private_key, make_node_key
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
 from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
 from polyclinic.errors import ConfigError
@@ -134,18 +128,6 @@ def new_key(found: HospitalNode) -> str:
     public, private = NewFile(f"{key.public}\n", PUBLIC), NewFile(key.private, SECRET)
     replace({found.folder / "node.pub": public, found.folder / found.node.key: private})
     return key.public
-
-
-def trust(node: HospitalNode, ca: Path, force: bool = False) -> list[str]:
-    """Put another ca.crt in place of the node's; the fingerprints of its authorities.
-
-    Raises ConfigError when it is not sound, or, unless ``force``, shares no authority with the one in place.
-    """
-    content, authorities = check_authority(ca), read_certificates(ca)
-    if not force and not set(authorities) & set(read_certificates(node.ca)):
-        raise ConfigError(f"{ca} holds none of the authorities of {node.ca}; --force replaces them all.")
-    replace({node.ca: NewFile(content, PUBLIC)})
-    return list(map(fingerprint, authorities))
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from polyclinic.deployment.coordinator import Coordinator
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
-authority = typer.Typer(
-    no_args_is_help=True, help="A new authority in the old one's place, without a day on which all change."
-)
+authority = typer.Typer(no_args_is_help=True, help="A new authority beside the old one, then in its place.")
 app.add_typer(authority, name="authority")
 
 Address = Annotated[

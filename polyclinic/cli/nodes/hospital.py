@@ -103,26 +103,6 @@ def rekey(folder: Folder, as_json: Json = False) -> None:
 
 
 @app.command()
-def trust(
-    folder: Folder,
-    ca: Annotated[Path, typer.Argument(help="The coordinator's new ca.crt; it is copied.")],
-    force: Annotated[
-        bool, typer.Option("--force", help="Also one that shares no authority with the one in place.")
-    ] = False,
-    as_json: Json = False,
-) -> None:
-    """Replace the coordinator's ca.crt; a new authority comes beside the old one before it takes its place."""
-    with loading():
-        from polyclinic.deployment.hospital import trust as put
-
-    trusted = put(_read(folder), ca, force)
-    answer(
-        as_json, {"folder": str(folder), "authorities": trusted}, "Compare with the coordinator's operator:", *trusted,
-        "Then restart the node.",
-    )  # fmt: skip
-
-
-@app.command()
 def status(
     folder: Folder,
     as_json: Json = False,

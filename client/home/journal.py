@@ -70,19 +70,19 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
     return reply
 
 
-def append(home: Path, entry: dict[str, Any]) -> str:
+def append(home: Path, entry: dict[str, Any], name: str = NAME) -> str:
     """Write one line, with the time, the charges since the newest line and a digest of all before it, to the disk.
 
     Returns why nothing may be charged until a restore, and nothing where it may. Raises OSError; DataError for a journal of a
     newer format.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _locked(home / NAME) as file:
+    with _locked(home / name) as file:
         newest, before = _newest(file)
         if newest.get("format", 0) > FORMAT:
             format = newest["format"]
             raise DataError(
-                f"{home / NAME} has format {format}; this version of Polyclinic reads formats up to {FORMAT}."
+                f"{home / name} has format {format}; this version of Polyclinic reads formats up to {FORMAT}."
             )
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         charges, refusal = charges_since(home, newest.get("ledgers", {}))

@@ -35,7 +35,16 @@ if TYPE_CHECKING:
 Value = bool | int | float | str
 
 # Keys that say where and how a run goes on and how it is told, and not what hospitals release.
-_INDECISIVE = ("out", "timeout", "workers", "ray-address", "resume", "privacy.overlap", "synthesis.quality")
+_INDECISIVE = (
+    "out",
+    "timeout",
+    "workers",
+    "ray-address",
+    "resume",
+    "submitted-by",
+    "privacy.overlap",
+    "synthesis.quality",
+)
 _INDECISIVE_SECTIONS = ("checkpoints", "tracking", "evaluation")
 _OPTIMIZER = "training.optimizer"
 #: The kind of run of each built-in task.
@@ -203,6 +212,12 @@ class RunConfig(Keys):
         "",
         description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
         "result must be as it was.",
+    )
+    submitted_by: str = Field(
+        "",
+        max_length=100,
+        pattern=r"^[\w.@ -]*$",
+        description="Who submitted the run, as the coordinator says; `coordinator submit` gives the user of its machine.",
     )
     data: Data = Data()
     split: Split = Split()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,9 @@ import httpx
 
 from polyclinic.deployment.certificates import certificate_problem, failed_verification, read_public_key
 from polyclinic.errors import ConfigError, PolyclinicError, several
+
+_MOST_RUNS = 100_000  # Flower lists the newest 20 where nobody says how many
+_STATES = {"pending": "queued", "starting": "running", "running": "running"}
 
 
 @contextmanager
@@ -82,18 +85,43 @@ def revoke(client: Any, name: str) -> str:
 
 
 def runs(client: Any) -> list[dict[str, Any]]:
-    """All runs, the oldest first: run (an id as text), status (as finished:completed), details, bundle's SHA-256, times."""
+    """All runs, the oldest first: run (an id as text), status (as finished:completed), state (queued, running, completed,
+    failed or stopped), place in the queue, rounds asked where not the usual, submitter, details, bundle's SHA-256, times."""
     from flwr.proto.control_pb2 import ListRunsRequest
 
-    found = client.ListRuns(ListRunsRequest()).run_dict.values()
+    listed = client.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict.values()
+    ordered = sorted(listed, key=lambda run: run.pending_at)
+    queue = [run.run_id for run in ordered if run.status.status == "pending"]
     return [
         {
             "run": str(run.run_id), "status": ":".join(filter(None, (run.status.status, run.status.sub_status))),
+            "state": run.status.sub_status or _STATES.get(run.status.status, run.status.status),
+            "place": queue.index(run.run_id) + 1 if run.run_id in queue else None,
+            "rounds": run.override_config["rounds"].sint64 if "rounds" in run.override_config else None,
+            "submitter": run.override_config["submitted-by"].string if "submitted-by" in run.override_config else None,
             "details": run.status.details or None, "bundle": run.fab_hash, "submitted": run.pending_at,
             "finished": run.finished_at or None,
         }
-        for run in sorted(found, key=lambda run: run.pending_at)
+        for run in ordered
     ]  # fmt: skip
+
+
+def stop_run(client: Any, named: str, numbers: Sequence[str]) -> str:
+    """End the one of the runs with these ``numbers`` that has not ended; returns its number. ``named`` is how it was asked for.
+
+    Raises ConfigError where the SuperLink knows none of them, or all have ended.
+    """
+    from flwr.proto.control_pb2 import StopRunRequest
+
+    states: dict[str, str] = {run["run"]: run["state"] for run in runs(client) if run["run"] in numbers}
+    if not states:
+        raise ConfigError(f"The SuperLink knows no run {named!r}; `polyclinic coordinator runs` lists all.")
+    going = [run for run, state in states.items() if state in _STATES.values()]
+    if not going:
+        raise ConfigError(f"Run {named!r} has ended already: {list(states.values())[-1]}.")
+    if not client.StopRun(StopRunRequest(run_id=int(going[-1]))).success:
+        raise PolyclinicError(f"The SuperLink could not stop run {named!r}; it may have ended meanwhile.")
+    return going[-1]
 
 
 def _registered(client: Any) -> list[Any]:

@@ -29,6 +29,7 @@ from polyclinic.toml import read_model
 
 FILE = "coordinator.toml"
 DATABASE = "superlink.db"
+AUDIT = "audit.jsonl"  # beside the database: who asked for which change
 LINK = "coordinator"  # the SuperLink's name in Flower's configuration
 
 
@@ -37,13 +38,14 @@ class CoordinatorFile(FolderFile):
 
     ``hosts``: names and addresses by which hospitals reach it, as in its certificate; ``listen``: the IP address and
     ``port`` at which it listens; ``control_from``: networks (CIDR), besides the machine itself, from which nodes are
-    registered and runs are submitted.
+    registered and runs are submitted; ``at_once``: how many runs go at once, 0 for all; others wait in order.
     """
 
     hosts: tuple[str, ...] = Field(min_length=1)
     listen: str = "0.0.0.0"
     port: int = Field(8000, ge=1, le=65535)
     control_from: tuple[str, ...] = ()
+    at_once: int = Field(0, ge=0)
 
     @field_validator("hosts")
     @classmethod
@@ -93,6 +95,8 @@ class Coordinator:
         told = {
             "POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from),
             "POLYCLINIC_HOSPITALS": "real",
+            "POLYCLINIC_STATE": str(self.folder / "state"),
+            "POLYCLINIC_AT_ONCE": str(self.file.at_once),
             CERTIFICATES: os.pathsep.join(map(str, self.certificates)),
         }
         return flower_settings(self.folder / "flwr") | told
@@ -185,6 +189,7 @@ _MEANINGS = {
     "listen": "IP address (0.0.0.0: all of this machine's) and port at which it listens.",
     "control_from": "Networks, besides this machine itself, from which nodes may be registered and runs submitted, such as "
     '"10.1.0.0/24".',
+    "at_once": "How many runs go at once; others wait in the order in which they were submitted. 0: all that were submitted.",
 }
 
 

@@ -21,14 +21,14 @@ class Journal:
     head: str
 
 
-def read_journal(home: Path) -> Journal:
+def read_journal(home: Path, name: str = NAME) -> Journal:
     """The journal of a hospital's home; empty where none was begun. Raises DataError for a file that cannot be read."""
     try:
-        text = (home / NAME).read_bytes()
+        text = (home / name).read_bytes()
     except FileNotFoundError:
         return Journal((), True, 0, FIRST)
     except OSError as error:
-        raise DataError(f"The journal {home / NAME} cannot be read: {error.strerror}.") from None
+        raise DataError(f"The journal {home / name} cannot be read: {error.strerror}.") from None
     entries, torn, intact, before = [], 0, True, FIRST
     for line in text.removesuffix(b"\n").split(b"\n"):
         entry = entry_of(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import shlex
 import subprocess
@@ -14,7 +15,7 @@ from typing import Any
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.deployment.bundles import own_bundle
-from polyclinic.deployment.control import control, runs
+from polyclinic.deployment.control import control, runs, stop_run
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -23,6 +24,7 @@ from polyclinic.runs.folder import LATEST, RESULTS, Run
 _POLL_SECONDS = 1.0
 # A run whose folder no process holds for so long has ended; Flower itself waits a minute for a heartbeat.
 _FREE_SECONDS = 10.0
+_STOP_SECONDS = 60.0  # a ServerApp asks no later than Flower's next heartbeat whether it may go on
 
 
 def submit(
@@ -41,10 +43,11 @@ def submit(
     checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
-    given: list[Mapping[str, Any]] = [{"out": "runs"}, values]
+    who = {"submitted-by": getpass.getuser()}
+    given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
     if resume is not None:
         begun = Run.open(run_to_resume(found.folder / "runs", resume))
-        given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
+        given = [begun.config().flat(), who, values, {"out": str(begun.path.parent), "resume": begun.name}]
     config = RunConfig.build(*given)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:
@@ -82,6 +85,36 @@ def folders_by_run(runs: Path) -> dict[str, Run]:
     """The folders in ``runs`` by the numbers of the Flower runs that worked in them."""
     folders = Run.all_in(runs)
     return {number: folder for folder in folders for number in folder.flower_runs}
+
+
+def described_runs(found: Coordinator, client: Any) -> list[dict[str, Any]]:
+    """All runs as ``control.runs``, with the name of each one's ``folder`` and the rounds ``done`` in it, None where there is
+    none yet."""
+    folders = folders_by_run(found.folder / "runs")
+    return [run | (_progress(folders[run["run"]]) if run["run"] in folders else _NO_FOLDER) for run in runs(client)]
+
+
+_NO_FOLDER = {"folder": None, "done": None}
+
+
+def _progress(folder: Run) -> dict[str, Any]:
+    done = max((row["round"] for row in folder.history()["row"]), default=0)
+    return {"folder": folder.name, "done": done, "rounds": folder.config().rounds}
+
+
+def stop(found: Coordinator, named: str, address: str) -> dict[str, Any]:
+    """End a run that waits or goes on, named by its number or its folder's name, and wait until its process has ended.
+
+    Returns the run as ``described_runs`` has it. Raises ConfigError for a run that is unknown or has ended.
+    """
+    folders = folders_by_run(found.folder / "runs")
+    numbers = [number for number, folder in folders.items() if folder.name == named] or [named]
+    with control(address or found.here, found.folder / "ca.crt") as client:
+        stopped = stop_run(client, named, numbers)
+        deadline = time.monotonic() + _STOP_SECONDS
+        while (folder := folders.get(stopped)) and folder.is_held and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+        return next(run for run in described_runs(found, client) if run["run"] == stopped)
 
 
 def next_step(found: Coordinator, folder: Run) -> str:

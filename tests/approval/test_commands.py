@@ -12,7 +12,9 @@ from tests.deployment.conftest import Cli, cli, coordinator, hospital
 
 __all__ = ["cli", "coordinator", "hospital"]
 
-RUN = {"privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 3, "training.sample-rate": 0.2}
+RUN = {
+    "privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 3, "training.sample-rate": 0.2, "submitted-by": "alice",
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -38,6 +40,7 @@ def test_a_run_is_shown_with_its_terms_and_approved_by_them(cli: Cli, asked: Pat
     [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
     assert (listed["run"], listed["rounds"], listed["epsilon"], listed["state"]) == ("trial-1", 3, 1.0, "pending")
     shown = cli("hospital", "show", asked, "trial-1").out
+    assert listed["submitter"] == "alice" and "Submitted by: alice (the coordinator's word)" in shown
     assert "It asks for ε = 1; spent so far: 0; budget: 2, of which it asks for 50%." in shown and "rounds = 3" in shown
     assert "  After each of 3 rounds an update of what is trained, with noise for ε = 1 in all." in shown
     terms = shown.rpartition("--terms ")[2].split("`")[0]

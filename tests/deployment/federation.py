@@ -22,12 +22,13 @@ import httpx
 from .conftest import ROOT, Cli, Done, records
 
 STRUCTURED = ("coordinator", "north")
+PAGE = ROOT / "docs" / "deploy" / "README.md"
 
 
-def page() -> list[tuple[int, list[str]]]:
+def page(path: Path = PAGE) -> list[tuple[int, list[str]]]:
     """(step, arguments after ``polyclinic``) of every shell line of the page, in order."""
     found = []
-    for section in (ROOT / "docs" / "deploy" / "README.md").read_text().split("\n## ")[1:]:
+    for section in path.read_text().split("\n## ")[1:]:
         for block in re.findall(r"^```sh\n(.*?)^```", section, re.S | re.M):
             for line in block.replace("\\\n", " ").splitlines():
                 program, *arguments = shlex.split(line)
@@ -58,15 +59,17 @@ class Federation:
     folder: Path
     ports: list[int]
     cli: Cli
+    page: Path = PAGE
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
 
     @property
     def co(self) -> Path:
         return self.folder / "coordinator"
 
-    def follow(self, *steps: int, also: Sequence[str] = ()) -> list[Any]:
-        """Run the page's lines of these steps; what each but a start printed as JSON."""
-        return [self._line([*arguments, *also]) for step, arguments in page() if step in steps]
+    def follow(self, *steps: int, also: Sequence[str] = (), words: Mapping[str, str] = {}) -> list[Any]:  # noqa: B006
+        """Run the page's lines of these steps, with ``words`` for its capitals; what each but a start printed as JSON."""
+        lines = [arguments for step, arguments in page(self.page) if step in steps]
+        return [self._line([*(words.get(part, part) for part in line), *also]) for line in lines]
 
     def _line(self, arguments: list[str]) -> Any:
         room, action, name = arguments[:3]

@@ -4,8 +4,10 @@ The page's shell lines are what makes this federation; hosts and ports alone are
 """
 
 import contextlib
+import getpass
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -24,7 +26,7 @@ from polyclinic.privacy.ledger import Ledger
 from tests.chaos.place import other_clock
 
 from .conftest import ROOT, Cli, records
-from .federation import STRUCTURED, Federation, free_ports, wait_for
+from .federation import STRUCTURED, Federation, free_ports, page, wait_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 # Without statistics a run of one round has three messages for each hospital, each a process that imports torch.
@@ -253,7 +255,8 @@ def test_a_node_that_counts_as_connected_is_told_to_try_again(federation: Federa
 def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federation, killed: str) -> None:
     for name in ("north", "south"):  # whose budget the first run has spent
         policy = federation.folder / name / "hospital.toml"
-        policy.write_text(policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 7.0\n"))
+        raised = policy.read_text().replace("\nbudget = 2.0\n", "\nbudget = 7.0\n")
+        policy.write_text(raised.replace("\nmost-epsilon-per-month = 2.0\n", "\nmost-epsilon-per-month = 7.0\n"))
     submit = subprocess.Popen(
         [sys.executable, "-m", "polyclinic", "coordinator", "submit", str(federation.co), *KEYS, "-c", "rounds=2", "--stream"],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
@@ -275,6 +278,8 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
     if killed == "SuperLink":
         assert "cannot be reached: nothing answers there" in output
         returned = [federation.returns(name) for name in ("north", "south")]
+        own = federation.co / "coordinator.toml"
+        own.write_text(own.read_text().replace("at-once = 0", "at-once = 1"))
         federation.start("coordinator", "coordinator")
         wait_for(federation.serving)
         wait_for(lambda: federation.returns("north") > returned[0] and federation.returns("south") > returned[1])
@@ -292,6 +297,40 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
     again = {run["run"]: run["folder"] for run in federation.call("coordinator", "runs", federation.co)}
     assert again[listed["run"]] == again[resumed["run"]] == folder.name
     assert way_on not in federation.cli("coordinator", "runs", federation.co).out
+    if killed == "SuperLink":
+        stops_and_queues(federation)
+
+
+def stops_and_queues(federation: Federation) -> None:
+    """Of two runs of which one goes at once, the one that waits is taken out of the queue and the other ended."""
+    first, second = (
+        federation.call("coordinator", "submit", federation.co, *KEYS, "-c", "rounds=60", "-c", "privacy.epsilon=0.1")
+        for _ in range(2)
+    )
+
+    def listed(run: dict[str, Any]) -> dict[str, Any]:
+        every = federation.call("coordinator", "runs", federation.co)
+        return next(each for each in every if each["run"] == run["run"])
+
+    wait_for(lambda: (listed(first)["done"] or 0) >= 1)
+    assert (listed(second)["state"], listed(second)["place"], listed(second)["rounds"]) == ("queued", 1, 60)
+    assert federation.call("coordinator", "stop", federation.co, second["run"])["state"] == "stopped"
+    name = listed(first)["folder"]
+    stopped = federation.call("coordinator", "stop", federation.co, name)
+    assert stopped["state"] == "stopped" and 1 <= stopped["done"] < stopped["rounds"] == 60
+    shown = federation.cli("coordinator", "runs", federation.co).out
+    assert f"--resume {name}` goes on with run {name}" in shown and "stopped" in shown
+    again = federation.run("coordinator", "stop", federation.co, name)
+    assert again.code == 2 and "has ended already: stopped" in again.error
+    unknown = federation.run("coordinator", "stop", federation.co, "nowhere")
+    assert unknown.code == 2 and "knows no run 'nowhere'" in unknown.error
+    audit = federation.call("coordinator", "audit", federation.co, "--last", 0)
+    done = [(line["call"], line["run"]) for line in audit["entries"] if line["event"] == "done" and "run" in line]
+    assert {line["by"] for line in audit["entries"] if line["call"] == "start-run"} == {getpass.getuser()}
+    assert listed(first)["submitter"] == getpass.getuser()
+    assert audit["intact"] and done[-4:] == [
+        ("start-run", first["run"]), ("start-run", second["run"]), ("stop-run", second["run"]), ("stop-run", first["run"]),
+    ]  # fmt: skip
 
 
 def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation: Federation) -> None:
@@ -313,28 +352,64 @@ def test_a_query_goes_to_all_hospitals_and_each_ledger_has_its_charge(federation
     assert refused.code == 2 and "--budget is for a simulation" in refused.error
 
 
-def test_a_question_waits_until_a_person_at_the_hospital_approves_it(federation: Federation) -> None:
-    north, asked = federation.folder / "north", []
-    own, line = north / "hospital.toml", "require-approval = false"
-    allowed, more = '"statistics"]', '"statistics", "query"]'
-    south = federation.folder / "south" / "hospital.toml"
-    south.write_text(south.read_text().replace(allowed, more))
-    text = own.read_text().replace(allowed, more)
-    question = ("query", "mean", "--column", "age", "--epsilon", "0.1", "--coordinator", federation.co)
+def test_the_administrators_tutorial_goes_from_a_table_to_an_approved_run(cli: Cli, tmp_path: Path) -> None:
+    """Its lines as they stand, but for ports and the length of the run; then a question waits for a person as well."""
+    tutorial = Federation(tmp_path, free_ports(3), cli, ROOT / "docs" / "tutorials" / "administrator.md")
+    schema, policy = re.findall(r"^```toml\n(.*?)^```", tutorial.page.read_text(), re.S | re.M)
+    [table] = re.findall(r"^```python\n(.*?)^```", tutorial.page.read_text(), re.S | re.M)
+    subprocess.run([sys.executable, "-c", table], cwd=tmp_path, check=True)
+    (tmp_path / "schema.toml").write_text(schema)
+    north, asked = tmp_path / "north", []
     try:
-        own.write_text(text.replace(line, line.replace("false", "true")))
-        asking = threading.Thread(target=lambda: asked.append(federation.call(*question)))
+        tutorial.follow(1, 2)
+        tutorial.follow(3, also=("--port", str(tutorial.ports[1])))
+        own = (north / "hospital.toml").read_text()
+        for line in policy.splitlines():
+            own, changed = re.subn(rf"^{line.partition(' = ')[0]} = .*$", line, own, flags=re.M)
+            assert changed == 1, line
+        (north / "hospital.toml").write_text(own.replace('"statistics"]', '"statistics", "query"]'))
+        wait_for(tutorial.serving)
+        register, start, check = (arguments for step, arguments in page(tutorial.page) if step == 4)
+        with contextlib.chdir(tmp_path):
+            tutorial.call(*register)
+        tutorial.start("hospital", start[-1])
+        wait_for(lambda: tutorial.run(*check[:2], tmp_path / check[2]).code == 0)
+
+        [(_, submit)] = [line for line in page(tutorial.page) if line[0] == 5]
+        submitted = subprocess.Popen(
+            [sys.executable, "-m", "polyclinic", *submit, "-c", "rounds=1", "-c", "training.local-steps=2"],
+            cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+        [waiting] = wait_for(lambda: tutorial.call("hospital", "pending", north))
+        words = {"RUN": waiting["run"], "DIGITS": waiting["terms"]}
+        assert tutorial.call("hospital", "status", north)["ledger"]["charges"] == 0 and submitted.poll() is None
+        tutorial.follow(6, words=words)
+        output, _ = submitted.communicate(timeout=240)
+        assert (
+            submitted.returncode == 0 and "waits for approval at north" in output and "Round 1 of 1: 1 of 1" in output
+        )
+        [runs, status, journal] = tutorial.follow(7)
+        assert runs[-1]["folder"] == waiting["run"] and 0.5 < status["ledger"]["epsilon"] <= 1.0
+        assert {"pending", "answered"} <= {entry["event"] for entry in journal["entries"]} and journal["intact"]
+        tutorial.follow(8, 9, words=words)
+        assert (tmp_path / "backups" / "north" / "home" / "ledger.sqlite").is_file()
+
+        own = (north / "hospital.toml").read_text()
+        (north / "hospital.toml").write_text(
+            own.replace("most-epsilon-per-month = 1.0", "most-epsilon-per-month = 2.0")
+        )
+        question = ("query", "mean", "--column", "age", "--epsilon", "0.1", "--coordinator", tutorial.co)
+        charges = tutorial.call("hospital", "status", north)["ledger"]["charges"]
+        asking = threading.Thread(target=lambda: asked.append(tutorial.call(*question)))
         asking.start()
-        [waiting] = wait_for(lambda: federation.call("hospital", "pending", north))
-        journal = federation.call("hospital", "journal", north, "--last", 0)["entries"]
-        charges = federation.call("hospital", "status", north)["ledger"]["charges"]
-        assert waiting["task"] and any(entry["event"] == "pending" for entry in journal) and not asked
-        federation.call("hospital", "approve", north, waiting["run"], "--terms", waiting["terms"])
+        [waiting] = wait_for(lambda: tutorial.call("hospital", "pending", north))
+        assert waiting["run"] != words["RUN"] and not asked
+        tutorial.call("hospital", "approve", north, waiting["run"], "--terms", waiting["terms"])
         asking.join(timeout=200)
-        assert set(asked[0]["sites"]) == {"north", "south"} and not asked[0]["dropouts"]
-        assert federation.call("hospital", "status", north)["ledger"]["charges"] == charges + 1
+        assert set(asked[0]["sites"]) == {"north"} and not asked[0]["dropouts"]
+        assert tutorial.call("hospital", "status", north)["ledger"]["charges"] == charges + 1
     finally:
-        own.write_text(text)
+        tutorial.stop()
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from polyclinic.deployment import flower
 SOURCES = {
     "supercore.superexec.run_superexec.get_executor": "891abfc53747",
     "superlink.extensions.get_middleware": "37012f4eb789",
+    "superlink.servicer.runtime.runtime_handlers.acquire_task": "bd7f7507d885",
     "superlink.routers.fleet.node_auth.authenticate_node": "f8e66372d61b",
     "superlink.servicer.fleet.fleet_handlers.activate_node": "0370edbbeb92",
     "supernode.fleet_http_connection.HeartbeatSender": "27714c8e3512",

@@ -62,6 +62,7 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
         as_json, shown, f"{run}: {shown['state']}{_decision(shown)}",
         f"It asks for {asks}; spent so far: {spent}; budget: {budget}{f', of which it asks for {share}' if share else ''}.",
         f"{what}, {shown['rounds']} rounds", "What leaves:", *(f"  {sentence}" for sentence in shown["leaves"]),
+        f"Submitted by: {shown['submitter'] or 'not said'} (the coordinator's word)",
         f"Code: {shown['code']}", "All settings that are not usual:", *settings,
         f"`polyclinic hospital approve {folder} {run} --terms {shown['terms']}` lets it begin.",
     )  # fmt: skip

@@ -147,24 +147,52 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
 
 @app.command()
 def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
-    """List the runs that were submitted, with their folders' names, how they ended, and how to go on with one that broke off."""
+    """List the runs that were submitted, with folder, rounds and state, and how to go on with one that broke off."""
     with loading():
-        from polyclinic.deployment.control import runs as listed
-        from polyclinic.deployment.submitting import folders_by_run, next_step
+        from polyclinic.deployment.submitting import described_runs, folders_by_run, next_step
 
-    with _control(folder, address) as client:
-        found = listed(client)
     read = _read(folder)
+    with _control(folder, address) as client:
+        shown = described_runs(read, client)
     folders = folders_by_run(read.folder / "runs")
-    shown = [run | {"folder": folders[run["run"]].name if run["run"] in folders else None} for run in found]
-    # Flower's words are "finished:completed", "finished:failed" and the like.
-    rows = [run | {"status": run["status"].removeprefix("finished:")} for run in shown]
+    rows = [
+        run | {"rounds": _of(run["done"], run["rounds"]), "state": _placed(run["state"], run["place"])} for run in shown
+    ]
     broken_off = [one for one in dict.fromkeys(folders.values()) if not one.finished and not one.is_held]
     answer(
-        as_json, shown, deploying.listing(("run", "folder", "status", "submitted"), rows),
+        as_json, shown, deploying.listing(("run", "folder", "submitter", "rounds", "state", "submitted"), rows),
         *(f"{run['run']}: {run['details']}" for run in shown if run["details"]),
         *(next_step(read, run_folder) for run_folder in broken_off),
     )  # fmt: skip
+
+
+@app.command()
+def stop(
+    folder: Folder,
+    run: Annotated[str, typer.Argument(help="The run's number or its folder's name, as `runs` shows them.")],
+    address: Address = "",
+    as_json: Json = False,
+) -> None:
+    """End a run that waits or goes on; its checkpoint stays, so that it can be resumed. Exit 2 for one that has ended."""
+    with loading():
+        from polyclinic.deployment.submitting import stop as end
+
+    stopped = end(_read(folder), run, address)
+    answer(as_json, stopped, f"Run {run}: {stopped['state']}. `polyclinic coordinator runs` says how to go on with it.")
+
+
+@app.command()
+def audit(
+    folder: Folder,
+    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0 shows all.")] = 20,
+    as_json: Json = False,
+) -> None:
+    """Who asked this coordinator's SuperLink for a change, line by line; exit 1 when a line was changed or is missing."""
+    with loading():
+        from polyclinic.deployment.coordinator import AUDIT
+
+    columns = ("time", "event", "call", "from", "by", "run", "node", "name", "status")
+    deploying.show_journal(_read(folder).folder / "state", AUDIT, columns, last, as_json)
 
 
 @app.command()
@@ -237,6 +265,15 @@ def metrics(folder: Folder, host: deploying.MetricsHost = "127.0.0.1", port: dep
     read = _read(folder)
     made = CoordinatorMetrics(read.folder / "runs", read.certificates, lambda: coordinator_checks(read, quick=True))
     deploying.serve_metrics(made, host, port)
+
+
+def _of(done: int | None, rounds: int | None) -> str:
+    """Rounds done of rounds asked for."""
+    return f"{done or 0} of {'usual' if rounds is None else rounds}"
+
+
+def _placed(state: str, place: int | None) -> str:
+    return state if place is None else f"{state}, place {place}"
 
 
 def _read(folder: Path) -> Coordinator:

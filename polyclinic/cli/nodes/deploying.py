@@ -158,11 +158,27 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json:
     answer(as_json, copied, f"{copied['backup']}: {size}; private keys are among them.")
 
 
+def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_json: bool) -> None:
+    """Show the columns of the newest lines of a journal in ``home``. Raises PolyclinicError where it was altered."""
+    with loading():
+        from polyclinic.deployment.journal import read_journal
+
+    found = read_journal(home, name)
+    shown = found.entries[-last:] if last else found.entries
+    value = {
+        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
+    }  # fmt: skip
+    lines = ("  ".join(filter(None, (str(entry.get(column, "")) for column in columns))) for entry in shown)
+    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
+    if not found.intact:
+        raise PolyclinicError(f"{home / name}: a line was changed, taken out or put in.")
+
+
 def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
     """A table of the rows' values by heading; what is not known is left empty, and names that are copied stay whole."""
     made = table(headings, ([_cell(heading, row[heading]) for heading in headings] for row in rows), words=headings)
     for column in made.columns:
-        column.no_wrap = column.header in ("run", "node", "folder", *_TIMES)
+        column.no_wrap = column.header in ("run", "node", "folder", "state", *_TIMES)
     return made
 
 

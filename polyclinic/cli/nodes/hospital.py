@@ -10,7 +10,7 @@ import typer
 from polyclinic.cli.nodes import approving, deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
@@ -136,19 +136,8 @@ def journal(
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
     with loading():
         from polyclinic.client.home.journal import NAME
-        from polyclinic.deployment.journal import read_journal
 
-    home = _read(folder).home
-    found = read_journal(home)
-    shown = found.entries[-last:] if last else found.entries
-    value = {
-        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
-    }  # fmt: skip
-    columns = ("time", "event", "kind", "run", "round", "why")
-    lines = ("  ".join(filter(None, (str(entry.get(name, "")) for name in columns))) for entry in shown)
-    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
-    if not found.intact:
-        raise PolyclinicError(f"{home / NAME}: a line was changed, taken out or put in.")
+    deploying.show_journal(_read(folder).home, NAME, ("time", "event", "kind", "run", "round", "why"), last, as_json)
 
 
 @app.command()

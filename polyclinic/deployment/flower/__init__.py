@@ -6,6 +6,8 @@ new Flower is looked at before it is allowed.
 - ``supercore.superexec.run_superexec``: ``get_executor`` and ``time``, by ``executor.main``. Flower starts a new Python for each
   message and polls at fixed pauses.
 - ``superlink.extensions``: ``get_middleware``, by ``superlink.guard``. Whoever reaches the port could submit runs.
+- ``superlink.servicer.runtime.runtime_handlers``: ``acquire_task``, by ``superlink.queue``. All runs that were submitted go at
+  once.
 - ``superlink.routers.fleet.node_auth``: ``authenticate_node``, by ``refusals.explain``. A wrong clock is a bare 401.
 - ``superlink.servicer.fleet.fleet_handlers``: ``activate_node``, by ``refusals.explain``. A key that is refused is a bare 412.
 - ``supernode.fleet_http_connection``: ``HeartbeatSender``, by ``supernode.note_heartbeats``. No port of a node says whether it is

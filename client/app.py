@@ -125,7 +125,7 @@ def _in_mods(message: Message, context: Context) -> Message:
     try:
         mods = mods_of(_config(tuple(context.run_config.items())), message.metadata.message_type, context)
     except Exception as error:
-        # Who enrols says itself that its policy refuses the mods, or that the coordinator is of another version.
+        # Who enrols says itself that its policy refuses the mods, or that the coordinator counts privacy differently.
         enrols = message.metadata.message_type == ENROL
         return _alone(message, context) if enrols and is_real(context) else _reply(message, context, error)
     return through(mods, _alone, message, context)
@@ -147,7 +147,7 @@ app.evaluate()(_one)
 
 def _read(kind: type[Request], message: Message, context: Context, given: RunConfig | Exception) -> Call[Any] | Answer:
     try:
-        if kind is EnrolRequest and (refusal := enrolment.refuse_other_version(message.content, context)):
+        if kind is EnrolRequest and (refusal := enrolment.refuse_other_format(message.content, context)):
             return refusal
         if is_real(context) and (why := unreadable(message.content)):
             raise ConfigError(f"The message's {why}.")

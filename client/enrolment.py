@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Sequence
 from functools import cache
+from logging import WARNING
 from pathlib import Path
 from typing import Any
 
 import torch
 from dp_accounting import DpEvent
 from flwr.app import ConfigRecord, Context, RecordDict
+from flwr.common.logger import log
 
 import polyclinic
 from polyclinic.client.calls import Answer, Call, each
@@ -30,7 +32,7 @@ from polyclinic.privacy.ledger.terms import check_plan
 from polyclinic.programs import program_of
 from polyclinic.runs.simulation import SimulatedRecords
 from polyclinic.wire.messages import RECORD, EnrolRequest
-from polyclinic.wire.versions import version_conflict, versions
+from polyclinic.wire.versions import PRIVACY_FORMAT, version_conflict, versions
 
 
 def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
@@ -68,18 +70,26 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
     return each(answer, calls)
 
 
-def refuse_other_version(content: RecordDict, context: Context) -> RecordDict | None:
-    """A real hospital's refusal of a coordinator of another version, or None. Raises PolyclinicError, as ``own_file`` does, for
-    a settings file that cannot be used.
+def refuse_other_format(content: RecordDict, context: Context) -> RecordDict | None:
+    """A real hospital's refusal of a coordinator of another privacy format, or None. Raises PolyclinicError, as ``own_file``
+    does, for a settings file that cannot be used.
 
-    It reads nothing else of the message: another version may have other fields and other configuration keys.
+    It reads nothing else of the message: another format may have other fields and other configuration keys.
     """
     if not is_real(context):
         return None
     record = content.get(RECORD)
-    coordinator = str(record.get("version", "")) if isinstance(record, ConfigRecord) else ""
-    conflict = version_conflict(polyclinic.__version__, coordinator[:100])
+    said: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
+    number = said.get("privacy_format")
+    coordinator = {
+        "polyclinic": str(said.get("version", ""))[:100],
+        "privacy_format": str(number) if type(number) is int else "",
+    }
+    conflict = version_conflict(versions(), coordinator)
     if conflict is None:
+        if coordinator["polyclinic"] != polyclinic.__version__:
+            log(WARNING, "Polyclinic: the coordinator has version %r, this hospital has %s; both have privacy format %d.",
+                coordinator["polyclinic"], polyclinic.__version__, PRIVACY_FORMAT)  # fmt: skip
         return None
     with own_file("settings file"):
         return _answer(HospitalFile.read(Path(str(context.node_config["hospital"]))).site, conflict)

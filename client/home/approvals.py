@@ -30,6 +30,8 @@ from polyclinic.toml import checked
 from polyclinic.wire.messages import Request
 
 FOLDER, PAUSED = "approvals", "paused.json"
+#: Of an approval's file; raised when an older version could misread one.
+FORMAT = 1
 _FILES = "[!.]*.json"  # one that is being written begins with a dot
 State = Literal["pending", "approved", "denied"]
 # Keys that are of the coordinator's machine, or that a resumed run alone has.
@@ -58,6 +60,7 @@ class Approval:
     until: str = ""
     by: str = ""
     why: str = ""
+    format: int = FORMAT
 
     def stands(self, now: datetime) -> State:
         """The state at a time: an approval that has expired is pending."""
@@ -246,12 +249,15 @@ def _sha256(module: str) -> str:
 
 def _read(path: Path) -> Approval:
     try:
-        found = Approval(**json.loads(path.read_text(encoding="utf-8")))
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (format := content.get("format", FORMAT)) != FORMAT:
+            raise DataError(f"{path} has format {format!r}; this version of Polyclinic reads format {FORMAT}.")
+        found = Approval(**content)
         if found.state not in get_args(State) or (
             found.state == "approved" and not datetime.fromisoformat(found.until).tzinfo
         ):
             raise ValueError
-    except (OSError, ValueError, TypeError):
+    except (OSError, ValueError, TypeError, AttributeError):
         raise DataError(f"{path} cannot be read as an approval; move it away, and the run is pending again.") from None
     return found
 

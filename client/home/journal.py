@@ -114,7 +114,7 @@ def _asked(message: Message) -> dict[str, Any]:
     """What the message says of itself, unchecked: it may be anyone's."""
     told: Any = message.content.get(RECORD, {}) if message.has_content() else {}
     said: dict[str, Any] = {"kind": message.metadata.message_type[:_LONGEST], "message": message.metadata.message_id}
-    for name in ("run", "round", "version"):
+    for name in ("run", "round", "version", "privacy_format"):
         value = told.get(name) if hasattr(told, "get") else None
         if isinstance(value, str | int):
             said[name] = value[:_LONGEST] if isinstance(value, str) else value

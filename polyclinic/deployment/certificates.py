@@ -11,12 +11,13 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
-from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import (
@@ -86,20 +87,37 @@ def make_server(authority: Pair, hosts: Sequence[str], days: int = SERVER_DAYS) 
     return Pair(_pem(builder.sign(signing, hashes.SHA384())), _private(key))
 
 
-def check_key(pair: Pair, source: str) -> None:
-    """Raises ConfigError when the private key, which was read from ``source``, is not that of the certificate."""
+def authority_of(key: bytes, source: str, authorities: Sequence[x509.Certificate]) -> Pair:
+    """The authority whose private key, read from ``source``, this is. Raises ConfigError when it is that of none."""
     try:
-        public = load_pem_private_key(pair.key, None).public_key()
+        public = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
         raise ConfigError(f"{source} is no private key in PEM without a password.") from None
-    if public != x509.load_pem_x509_certificate(pair.certificate).public_key():
-        raise ConfigError(f"{source} is the key of another authority than ca.crt's.")
+    for authority in authorities:
+        if authority.public_key() == public:
+            return Pair(_pem(authority), key)
+    raise ConfigError(f"{source} is the key of another authority than ca.crt's.")
 
 
-def read_certificate(path: Path) -> x509.Certificate:
-    """Raises ConfigError when the file is missing or no certificate in PEM."""
+def issuer(server: Path, ca: Path) -> x509.Certificate:
+    """The authority of ``ca`` that signed the server's certificate. Raises ConfigError when none of them did."""
+    certificate = read_certificates(server)[0]
+    for authority in read_certificates(ca):
+        with suppress(ValueError, TypeError, InvalidSignature):
+            certificate.verify_directly_issued_by(authority)
+            return authority
+    raise ConfigError(f"No authority of {ca} signed {server}; `polyclinic coordinator renew` makes a new one.")
+
+
+def fingerprint(certificate: x509.Certificate) -> str:
+    """Its SHA-256, in the form of ``openssl x509 -fingerprint``."""
+    return certificate.fingerprint(hashes.SHA256()).hex(":").upper()
+
+
+def read_certificates(path: Path) -> list[x509.Certificate]:
+    """All of the file, at least one. Raises ConfigError when the file is missing or holds no certificates in PEM."""
     try:
-        return x509.load_pem_x509_certificate(path.read_bytes())
+        return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"The certificate {path} cannot be read: {error.strerror}.") from None
     except ValueError:
@@ -107,14 +125,14 @@ def read_certificate(path: Path) -> x509.Certificate:
 
 
 def check_authority(path: Path, next_step: str = "ask the coordinator's operator for its ca.crt") -> bytes:
-    """The file's content.
+    """The file's content: one authority's certificate, or two while one takes the other's place.
 
-    Raises ConfigError, with ``next_step``, when it is no authority's certificate, TLS itself would not take it, or it has
+    Raises ConfigError, with ``next_step``, when a certificate is no authority's, TLS itself would not take it, or all have
     expired.
     """
-    certificate = read_certificate(path)
+    authorities = read_certificates(path)
     try:
-        is_authority = _is_authority(certificate)
+        is_authority = all(map(_is_authority, authorities))
     except x509.ExtensionNotFound:
         is_authority = False
     if not is_authority:
@@ -126,14 +144,14 @@ def check_authority(path: Path, next_step: str = "ask the coordinator's operator
         ssl.create_default_context(cadata=content.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError):
         raise ConfigError(f"{path} is no certificate that TLS can use; {next_step}.") from None
-    _check_dates(path, certificate, next_step)
+    _check_dates(path, max(authorities, key=lambda authority: authority.not_valid_after_utc), next_step)
     return content
 
 
 def check_server(certificate: Path, key: Path, ca: Path) -> None:
     """Raises ConfigError when a coordinator cannot serve with these files: one is damaged or expired, or they do not fit."""
     check_authority(ca, "restore it from a backup")
-    described = read_certificate(certificate)
+    described = read_certificates(certificate)[0]
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
     except ssl.SSLError:
@@ -141,20 +159,22 @@ def check_server(certificate: Path, key: Path, ca: Path) -> None:
             f"{certificate} and {key} are not a certificate and its key; `polyclinic coordinator renew` makes both anew."
         ) from None
     _check_dates(certificate, described, "`polyclinic coordinator renew` makes a new one")
+    _check_dates(ca, issuer(certificate, ca), "a new authority must take its place")
 
 
 def expiry(path: Path) -> datetime:
-    """When the certificate ends, in UTC. Raises ConfigError as ``read_certificate``."""
-    return read_certificate(path).not_valid_after_utc
+    """The next end of the file's certificates, in UTC; the last, where all are over. Raises as ``read_certificates``."""
+    ends = [certificate.not_valid_after_utc for certificate in read_certificates(path)]
+    return min((end for end in ends if end > datetime.now(UTC)), default=max(ends))
 
 
 def days_left(path: Path) -> float:
-    """Days until the certificate ends, negative after that. Raises ConfigError as ``read_certificate``."""
+    """Days until ``expiry``, negative after that. Raises ConfigError as ``read_certificates``."""
     return (expiry(path) - datetime.now(UTC)) / timedelta(days=1)
 
 
 def expiry_warnings(paths: Sequence[Path]) -> list[str]:
-    """A sentence for each certificate that ends within WARNING_DAYS. Raises ConfigError as ``read_certificate``."""
+    """A sentence for each certificate that ends within WARNING_DAYS. Raises ConfigError as ``read_certificates``."""
     return [_expiry_warning(path) for path in paths if days_left(path) < WARNING_DAYS]
 
 
@@ -249,8 +269,8 @@ def check_private_key(path: Path) -> None:
 
 def _expiry_warning(path: Path) -> str:
     next_step = (
-        "the coordinator's operator makes a new authority, whose ca.crt every hospital then needs"
-        if _is_authority(read_certificate(path))
+        "the coordinator's operator makes a new authority (`polyclinic coordinator authority new`), or drops this one"
+        if _is_authority(read_certificates(path)[0])
         else "`polyclinic coordinator renew` makes a new one"
     )
     return f"The certificate {path} ends in {days_left(path):.0f} days, on {expiry(path):%Y-%m-%d}; {next_step}."

@@ -9,17 +9,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from cryptography.hazmat.primitives.serialization import Encoding
 from pydantic import Field, field_validator
 
 from polyclinic.deployment.certificates import (
     CA_DAYS,
     SERVER_DAYS,
-    Pair,
+    authority_of,
     check_host,
-    check_key,
     check_server,
+    fingerprint,
+    issuer,
     make_authority,
     make_server,
+    read_certificates,
 )
 from polyclinic.deployment.environment import CERTIFICATES, flower_settings, joined, reached_here
 from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
@@ -29,6 +32,7 @@ from polyclinic.toml import read_model
 
 FILE = "coordinator.toml"
 DATABASE = "superlink.db"
+NEW_KEY = "ca-new.key"  # the second authority's, until the first is dropped
 AUDIT = "audit.jsonl"  # beside the database: who asked for which change
 LINK = "coordinator"  # the SuperLink's name in Flower's configuration
 
@@ -143,25 +147,58 @@ class Coordinator:
         """Flower's config.toml, by which `flwr` finds this SuperLink."""
         return _flower_config(address or self.here, self.folder / "ca.crt")
 
-    def renew(self, days: int = SERVER_DAYS, ca_key: Path | None = None) -> None:
-        """A new server's certificate of the same authority, for the hosts that coordinator.toml names now.
+    def renew(self, days: int = SERVER_DAYS, ca_key: Path | None = None) -> str:
+        """A new server's certificate, for the hosts that coordinator.toml names now; the fingerprint of who signed it.
 
         Args:
             days: Validity of the new certificate.
-            ca_key: The authority's private key; by default ``ca.key`` of this folder.
+            ca_key: The private key of an authority of ca.crt; by default this folder's, and of two the new one's.
 
         Raises:
             ConfigError: When the authority's key cannot be read, or is the key of another authority.
         """
+        authorities, new_key = read_certificates(self.folder / "ca.crt"), self.folder / NEW_KEY
+        ca_key = ca_key or (new_key if len(authorities) > 1 and new_key.exists() else self.folder / "ca.key")
         try:
-            authority = Pair((self.folder / "ca.crt").read_bytes(), (ca_key or self.folder / "ca.key").read_bytes())
+            authority = authority_of(ca_key.read_bytes(), str(ca_key), authorities)
         except OSError as error:
             raise ConfigError(f"{error.filename} cannot be read; renewing needs the authority's key.") from None
-        check_key(authority, str(ca_key or self.folder / "ca.key"))
         server = make_server(authority, self.file.certified, days)
         # Certificate and key are two files: a start between the two steps fails and is tried again.
         new = {"server.key": NewFile(server.key, SECRET), "server.crt": NewFile(server.certificate, PUBLIC)}
         replace({self.folder / name: file for name, file in new.items()})
+        return fingerprint(issuer(self.folder / "server.crt", self.folder / "ca.crt"))
+
+    def add_authority(self) -> list[str]:
+        """Make a second authority beside the first; the fingerprints of ca.crt, the new one's last.
+
+        Raises ConfigError when ca.crt holds two already, or the first is damaged.
+        """
+        ca = self.folder / "ca.crt"
+        if len(read_certificates(ca)) > 1:
+            raise ConfigError(f"{ca} holds two authorities; `polyclinic coordinator authority drop` ends the old one.")
+        second = make_authority(self.file.hosts[0])
+        # The key first: where the second step fails, renewing goes on with the first authority.
+        key, both = NewFile(second.key, SECRET), NewFile(ca.read_bytes().rstrip() + b"\n" + second.certificate, PUBLIC)
+        replace({self.folder / NEW_KEY: key, ca: both})
+        return list(map(fingerprint, read_certificates(ca)))
+
+    def drop_authority(self) -> str:
+        """Leave the new authority alone in ca.crt, its key in ca.key's place; its fingerprint.
+
+        Raises ConfigError when there is one authority only, or the server's certificate is the old one's.
+        """
+        ca, new_key = self.folder / "ca.crt", self.folder / NEW_KEY
+        *old, new = read_certificates(ca)
+        if not old:
+            raise ConfigError(f"{ca} holds one authority only; `polyclinic coordinator authority new` makes a second.")
+        if issuer(self.folder / "server.crt", ca) != new:
+            raise ConfigError("The old authority signed server.crt; run `polyclinic coordinator renew` first.")
+        # The key first: where the second step fails, dropping is tried again.
+        keys = {self.folder / "ca.key": NewFile(new_key.read_bytes(), SECRET)} if new_key.exists() else {}
+        replace(keys | {ca: NewFile(new.public_bytes(Encoding.PEM), PUBLIC)})
+        new_key.unlink(missing_ok=True)
+        return fingerprint(new)
 
 
 def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DAYS) -> dict[str, NewFile]:

@@ -12,12 +12,12 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
@@ -28,7 +28,7 @@ from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
 from polyclinic.toml import checked, read_toml
 from polyclinic.types import Arrays
-from polyclinic.wire.versions import recorded_versions
+from polyclinic.wire.versions import PRIVACY_FORMAT, recorded_versions, version_conflict, version_title, versions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,15 +175,18 @@ class Run:
             )
 
     def check_unfinished(self) -> None:
-        """Raises ConfigError when the run has finished, holds no checkpoint, or was begun with another Polyclinic."""
+        """Raises ConfigError when the run has finished, holds no checkpoint, or was begun under another privacy format."""
         if self.finished or not self.checkpoint.is_file():
             raise ConfigError(self.way_on())
-        begun = self.versions().get("coordinator", {}).get("polyclinic", "a version that is not recorded")
-        if begun != polyclinic.__version__:
+        begun, now = self.versions().get("coordinator", {}), versions()
+        if version_conflict(begun, now):
             raise ConfigError(
-                f"The run {self.name} was begun with Polyclinic {begun} and this is {polyclinic.__version__}; two versions may "
-                "count privacy or split patients differently: go on with the version with which it was begun, or start anew."
+                f"The run {self.name} was begun with {version_title(begun)} and this is {version_title(now)}; under two privacy "
+                "formats privacy is counted, or patients are drawn, differently: go on with the former, or start anew."
             )
+        if begun.get("polyclinic") != now["polyclinic"]:
+            getLogger(__name__).warning("The run %s was begun with version %s and goes on with %s; both have privacy format %d.",
+                self.name, begun.get("polyclinic"), now["polyclinic"], PRIVACY_FORMAT)  # fmt: skip
 
     @contextmanager
     def held(self) -> Iterator[None]:

@@ -18,6 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import BESIDE
 from polyclinic.wire.arrays import filled
+from polyclinic.wire.versions import PRIVACY_FORMAT
 
 RECORD = "polyclinic"
 ENROL = "query.enrol"
@@ -87,13 +88,15 @@ class Request(BaseModel):
 class EnrolRequest(Request):
     """Who is there? Answered with the hospital's name, schema, versions and policy, or with its name and why it refuses.
 
-    ``version``: the coordinator's Polyclinic; a hospital takes part only with the same one. ``trains``: whether the run of
-    the configuration follows, whose terms the policy must then allow; a query of its own asks for nothing of it.
+    ``version``, ``privacy_format``: of the coordinator's Polyclinic; a hospital takes part only in its own format.
+    ``trains``: whether the run of the configuration follows, whose terms the policy must then allow; a query of its own asks
+    for nothing of it.
     ``local_half``: whether the strategy has a half at hospitals, which they must load and their policy must allow.
     ``noise_multiplier``, ``statistics_noise_multiplier``: what the run will ask for, None without privacy; ``question`` alike.
     """
 
     version: str = Field("", max_length=100)
+    privacy_format: int = PRIVACY_FORMAT
     trains: bool = True
     local_half: bool = False
     noise_multiplier: float | None = Field(None, ge=1e-3, le=1e6)

@@ -1,4 +1,4 @@
-"""The versions that a result may depend on, and the rule that all parties of a run have the same version of Polyclinic."""
+"""The versions that a result may depend on, and the rule that all parties of a run count privacy alike."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from collections.abc import Mapping
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from platform import platform, python_version
+from typing import Any
 
 import polyclinic
 
+#: Raised with every change after which a charge, a sample, a split, noise or a message is counted, drawn or read in another
+#: way: who does so in the old way must not take part in a run in the new one. All else of two versions may differ.
+PRIVACY_FORMAT = 1
 #: The packages of which a hospital tells the coordinator the versions when it enrols.
 ENROLLED = ("flwr", "torch", "dp-accounting")
 #: The packages of which a run's folder records the coordinator's versions.
@@ -17,8 +21,12 @@ RECORDED = (*ENROLLED, "opacus", "ray", "numpy", "pandas", "scikit-learn", "pyda
 
 @lru_cache(maxsize=4)
 def versions(packages: tuple[str, ...] = ENROLLED) -> Mapping[str, str]:
-    """The versions of Polyclinic, of Python and of those of ``packages`` that are installed, by name."""
-    installed = {"polyclinic": polyclinic.__version__, "python": python_version()}
+    """The versions of Polyclinic, of its privacy format, of Python and of those of ``packages`` that are installed, by name."""
+    installed = {
+        "polyclinic": polyclinic.__version__,
+        "privacy_format": str(PRIVACY_FORMAT),
+        "python": python_version(),
+    }
     for package in packages:
         try:
             installed[package] = version(package)
@@ -32,21 +40,25 @@ def recorded_versions() -> dict[str, str]:
     return {**versions(RECORDED), "platform": platform()}
 
 
-def version_conflict(hospital: str, coordinator: str) -> str | None:
-    """Why a hospital and a coordinator of these versions of Polyclinic cannot work together, or None.
+def version_conflict(hospital: Mapping[str, Any], coordinator: Mapping[str, Any]) -> str | None:
+    """Why a hospital and a coordinator of these ``versions`` cannot work together, or None: they count privacy differently, or
+    do not say how.
 
-    Only equal versions can: another one may count privacy, split patients or check a message differently. An empty
-    text stands for a version that was not said.
-
-    >>> version_conflict("0.1.0", "0.1.0")
-    >>> version_conflict("0.9.9", "0.1.0").partition(";")[0]
-    'the hospital has Polyclinic 0.9.9 and the coordinator has Polyclinic 0.1.0'
+    >>> version_conflict({"polyclinic": "0.3.0", "privacy_format": "1"}, {"polyclinic": "0.2.0", "privacy_format": "1"})
+    >>> version_conflict({"polyclinic": "0.9.9"}, {"polyclinic": "0.2.0", "privacy_format": "1"}).partition(";")[0]
+    'the hospital has Polyclinic 0.9.9 (privacy format not said) and the coordinator has Polyclinic 0.2.0 (privacy format 1)'
     """
-    if hospital == coordinator:
+    if hospital.get("privacy_format") == coordinator.get("privacy_format"):
         return None
-    theirs, ours = (f"Polyclinic {name}" if name else "a Polyclinic that does not say its version"
-                    for name in (hospital, coordinator))  # fmt: skip
     return (
-        f"the hospital has {theirs} and the coordinator has {ours}; two versions may count privacy or split patients "
-        "differently: install the same version at both."
+        f"the hospital has {version_title(hospital)} and the coordinator has {version_title(coordinator)}; under two privacy "
+        "formats privacy is counted, or patients are drawn, differently: install versions of the same format at both."
     )
+
+
+def version_title(said: Mapping[str, Any]) -> str:
+    """Both version and privacy format of what a party's ``versions`` say, which may be nothing."""
+    name = (
+        f"Polyclinic {said['polyclinic']}" if said.get("polyclinic") else "a Polyclinic that does not say its version"
+    )
+    return f"{name} (privacy format {said.get('privacy_format') or 'not said'})"

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from logging import INFO
+from logging import INFO, WARNING
 from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -37,7 +37,7 @@ from polyclinic.server.exchange.sites import (
     silence,
 )
 from polyclinic.wire.messages import ENROL, RECORD, EnrolRequest, SiteName
-from polyclinic.wire.versions import version_conflict
+from polyclinic.wire.versions import PRIVACY_FORMAT, version_conflict, versions
 
 _LONGEST_SCHEMA = 16_000_000
 # Seconds between two looks at whether a person has approved the run, and for an answer to one.
@@ -79,7 +79,7 @@ class _Told(_Who):
 @dataclass(frozen=True)
 class _Answers:
     """``good``: the place that was asked for, the node, and what it told; ``erred``: who said why not, by the same place;
-    ``refused``: the node, the hospital's name, and why it refuses the run, or its version is another;
+    ``refused``: the node, the hospital's name, and why it refuses the run, or its privacy format is another;
     ``waiting``: by place, the same of hospitals where a person has yet to approve it."""
 
     good: list[tuple[int, int, _Told]] = field(default_factory=list)
@@ -112,9 +112,9 @@ def enrol(
 
     Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
     nodes that are asked and the names of their hospitals, None for all. Left out are hospitals that refuse the run or have
-    another version, real hospitals that share a name, whose schema is not that of most, or that say that they are simulated
-    where most are not, or where the run has none (``simulates`` false), and the other way round. Hospitals where a person must
-    approve the run are asked again for up to ``approval_wait`` seconds. Raises PolyclinicError when none enrols.
+    another privacy format, real hospitals that share a name, whose schema is not that of most, or that say that they are
+    simulated where most are not, or where the run has none (``simulates`` false), and the other way round. Hospitals where a
+    person must approve the run are asked again for up to ``approval_wait`` seconds. Raises PolyclinicError when none enrols.
     """
     deadline = time.monotonic() + timeout
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
@@ -272,13 +272,16 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[i
         try:
             who = _Who.model_validate(said)
             # An older or newer hospital may say the rest otherwise.
-            why = version_conflict(who.versions.get("polyclinic", ""), polyclinic.__version__) or who.refusal
+            why = version_conflict(who.versions, versions()) or who.refusal
             if why and who.waits:
                 answers.waiting[place] = (asked[place], who.site, one_line(why))
             elif why:
                 answers.refused.append((asked[place], who.site, one_line(why)))
             else:
                 answers.good.append((place, asked[place], _Told.model_validate(said)))
+                if (its := who.versions.get("polyclinic", "")) != polyclinic.__version__:
+                    log(WARNING, "Polyclinic: %s has version %r, the coordinator has %s; both have privacy format %d.",
+                        who.site, its, polyclinic.__version__, PRIVACY_FORMAT)  # fmt: skip
         except ValidationError as error:
             where = ".".join(map(str, error.errors()[0]["loc"])) or RECORD
             answers.unread.append(_unread(node_title(asked[place], names), where))

@@ -11,7 +11,17 @@ from flwr.app import Message
 
 from polyclinic.client.app import app
 from polyclinic.client.home import approvals as module
-from polyclinic.client.home.approvals import Approval, approval_named, approvals, decide, pause, paused, resume, stop
+from polyclinic.client.home.approvals import (
+    FORMAT,
+    Approval,
+    approval_named,
+    approvals,
+    decide,
+    pause,
+    paused,
+    resume,
+    stop,
+)
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.deployment.journal import read_journal
@@ -296,3 +306,19 @@ def test_bad_answers_to_a_run_change_nothing(hospital: Path) -> None:
         with pytest.raises(ConfigError):
             decide(home, run, terms, "approved", 1.0, why)
     assert approval_named(home, "trial-1").state == "pending"
+
+
+@pytest.mark.parametrize("number", [FORMAT + 1, None, "some"])
+def test_a_file_of_an_approval_of_a_newer_format_is_refused(hospital: Path, number: object) -> None:
+    """One without a number is of the first format."""
+    home = hospital.parent / "home"
+    enrols(hospital, RunConfig.build(RUN))
+    path = home / "approvals/trial-1.json"
+    content = json.loads(path.read_text())
+    assert content.pop("format") == FORMAT
+    path.write_text(json.dumps(content))
+    assert [one.run for one in approvals(home)] == ["trial-1"]
+    path.write_text(json.dumps(content | {"format": number, "a field of the future": 1}))
+    with pytest.raises(DataError, match=f"has format {number!r}; this version of Polyclinic reads format {FORMAT}"):
+        approvals(home)
+    assert counts(hospital, RunConfig.build(RUN)).has_error() and not (home / "ledger.sqlite").exists()

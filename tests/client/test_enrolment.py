@@ -13,7 +13,8 @@ from polyclinic.deployment.journal import read_journal
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
-from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
+from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest, TrainRequest
+from polyclinic.wire.versions import PRIVACY_FORMAT, version_title, versions
 from tests.client.test_hospital import STRICT, context, ledger, make_hospital, message, statistics
 
 RUN: dict[str, Any] = {
@@ -135,15 +136,50 @@ def test_a_run_that_the_policy_allows_enrols_with_its_versions(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("version", ["0.9.9", ""])
-def test_a_coordinator_of_another_version_is_refused_whatever_else_its_message_holds(
-    tmp_path: Path, version: str
+@pytest.mark.parametrize(
+    "number", [PRIVACY_FORMAT + 1, None, str(PRIVACY_FORMAT), True, float(PRIVACY_FORMAT), [PRIVACY_FORMAT]]
+)
+def test_a_coordinator_of_another_privacy_format_is_refused_whatever_else_its_message_holds(
+    tmp_path: Path, version: str, number: Any
 ) -> None:
     hospital = make_hospital(tmp_path)
     asked = message(EnrolRequest(run="r", site=0, version=version), "query.enrol")
-    asked.content[RECORD]["a field of the future"] = 1
+    record = asked.content[RECORD]
+    record["a field of the future"] = 1
+    if number is None:
+        del record["privacy_format"]
+    else:
+        record["privacy_format"] = number
     future = context(hospital)
     future.run_config["a-key-of-the-future"] = 1
-    said = app(asked, future).content[RECORD]
-    assert f"the hospital has Polyclinic {polyclinic.__version__} and the coordinator has " in str(said["refusal"])
-    assert (version or "does not say its version") in str(said["refusal"])
-    assert "install the same version at both" in str(said["refusal"])
+    refusal = str(app(asked, future).content[RECORD]["refusal"])
+    assert f"the hospital has {version_title(versions())} and the coordinator has " in refusal
+    assert (version or "does not say its version") in refusal
+    assert (f"format {number})" if number == PRIVACY_FORMAT + 1 else "format not said)") in refusal
+    assert "install versions of the same format at both" in refusal
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+    [line] = [one for one in read_journal(tmp_path / "home").entries if one["event"] == "refused"]
+    assert line["version"] == version
+
+
+def test_a_coordinator_of_another_version_that_counts_privacy_alike_is_answered_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = message(EnrolRequest(run="r", site=0, version="0.9.9\nforged"), "query.enrol")
+    assert app(asked, context(make_hospital(tmp_path))).content[RECORD]["refusal"] == ""
+    assert f"the coordinator has version '0.9.9\\nforged', this hospital has {polyclinic.__version__}" in caplog.text
+
+
+def test_a_key_that_a_newer_coordinator_alone_has_is_refused_in_a_sentence_and_costs_nothing(tmp_path: Path) -> None:
+    hospital = make_hospital(tmp_path)
+    future = context(hospital)
+    future.run_config["training.a-key-of-the-future"] = 1
+    requests = {
+        "query.enrol": EnrolRequest(run="r", site=0, version="0.9.9"),
+        "query.statistics": StatisticsRequest(run="r", site=0, noise_multiplier=5.0),
+        "train": TrainRequest(run="r", site=0, round=1, noise_multiplier=20.0, public_patients=150.0),
+    }
+    for kind, request in requests.items():
+        reply = app(message(request, kind), future)
+        assert "a-key-of-the-future" in reply.error.reason and len(reply.error.reason.splitlines()) == 1
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,8 +20,11 @@ CANARY = "canary-4711"
 Damage = Callable[[Path], None]
 
 
-def enrol(hospital: Path, config: RunConfig = CONFIG, version: str = polyclinic.__version__) -> Message:
-    return app(message(EnrolRequest(run="r", site=0, version=version), ENROL), context(hospital, config))
+def enrol(hospital: Path, config: RunConfig = CONFIG, **other: Any) -> Message:
+    return app(
+        message(EnrolRequest(run="r", site=0, version=polyclinic.__version__, **other), ENROL),
+        context(hospital, config),
+    )
 
 
 def policy(hospital: Path) -> None:
@@ -81,12 +85,12 @@ def test_an_own_file_that_is_wrong_stays_at_the_hospital(
 
 
 @pytest.mark.parametrize("damage", [no_toml, unknown_key, no_hospital_file])
-def test_a_coordinator_of_another_version_learns_no_word_of_the_settings_file_either(
+def test_a_coordinator_of_another_privacy_format_learns_no_word_of_the_settings_file_either(
     tmp_path: Path, damage: Damage
 ) -> None:
     hospital = make_hospital(tmp_path)
     damage(hospital)
-    reason = enrol(hospital, version="0.0").error.reason
+    reason = enrol(hospital, privacy_format=999).error.reason
     assert reason == "the hospital's settings file cannot be used; its own log says why"
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 import ssl
 import stat
@@ -18,6 +19,7 @@ from flwr.proto.node_pb2 import NodeInfo
 from polyclinic.deployment import certificates
 from polyclinic.deployment.certificates import (
     certificate_problem,
+    check_authority,
     check_host,
     expiry_warnings,
     make_authority,
@@ -40,9 +42,9 @@ from .federation import wait_for
 HOSTS = ("--host", "coordinator.example")
 
 
-def greet(folder: Path, ca: Path, host: str) -> str:
+def greet(folder: Path, ca: Path, host: str, client: ssl.SSLContext | None = None) -> str:
     """A whole TLS handshake in memory between a client of ``ca`` and a server with the folder's certificate; its version."""
-    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(ca))
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), client or ssl.create_default_context(cafile=str(ca))
     server.load_cert_chain(folder / "server.crt", folder / "server.key")
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [client.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)]
@@ -120,6 +122,108 @@ def test_renewing_takes_the_authoritys_key_from_where_it_is_kept(cli: Cli, coord
     assert cli("coordinator", "renew", coordinator, "--ca-key", offline).code == 0
     assert (coordinator / "server.crt").read_bytes() != before and not (coordinator / "ca.key").exists()
     assert greet(coordinator, coordinator / "ca.crt", "coordinator.example")
+
+
+def reached(folder: Path, files: dict[str, Path]) -> dict[str, bool]:
+    """By name, whether a hospital with that ca.crt reaches the coordinator, with Python's default context and with Flower's."""
+
+    def reaches(ca: Path) -> bool:
+        flower = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # as in flwr.supercore.protobuf.client
+        flower.load_verify_locations(cadata=ca.read_bytes().decode("ascii"))
+        answers = set()
+        for client in (flower, None):
+            try:
+                answers.add(greet(folder, ca, "coordinator.example", client) == "TLSv1.3")
+            except ssl.SSLCertVerificationError:
+                answers.add(False)
+        [answer] = answers
+        return answer
+
+    return {name: reaches(ca) for name, ca in files.items()}
+
+
+def test_a_new_authority_takes_the_old_ones_place_without_leaving_out_a_hospital(
+    cli: Cli, coordinator: Path, tmp_path: Path
+) -> None:
+    def taken(name: str) -> Path:
+        return Path(shutil.copy(coordinator / "ca.crt", tmp_path / name))
+
+    assert_refused(cli("coordinator", "authority", "drop", coordinator), "holds one authority only")
+    files = {"old": taken("old")}
+    made = json.loads(cli("coordinator", "authority", "new", coordinator, "--json").out)
+    assert stat.S_IMODE((coordinator / "ca-new.key").stat().st_mode) == 0o600 and made["old"] != made["new"]
+    assert_refused(cli("coordinator", "authority", "new", coordinator), "holds two authorities")
+    files["both"] = taken("both")
+    assert reached(coordinator, files) == {"old": True, "both": True}
+    assert_refused(cli("coordinator", "authority", "drop", coordinator), "run `polyclinic coordinator renew` first")
+
+    def renewed_by(*options: object) -> object:
+        return json.loads(cli("coordinator", "renew", coordinator, *options, "--json").out)["authority"]
+
+    assert renewed_by() == made["new"]
+    assert reached(coordinator, files) == {"old": False, "both": True}
+    assert renewed_by("--ca-key", coordinator / "ca.key") == made["old"]
+    assert reached(coordinator, files) == {"old": True, "both": True}
+    assert renewed_by() == made["new"]
+    assert json.loads(cli("coordinator", "authority", "drop", coordinator, "--json").out)["authority"] == made["new"]
+    files["new"] = taken("new")
+    assert reached(coordinator, files) == {"old": False, "both": True, "new": True}
+    assert not (coordinator / "ca-new.key").exists() and renewed_by() == made["new"]
+    assert cli("coordinator", "start", coordinator, "--dry-run").code == 0
+    shutil.copy(files["old"], coordinator / "ca.crt")
+    assert_refused(cli("coordinator", "start", coordinator, "--dry-run"), "No authority of")
+
+
+@pytest.mark.parametrize("step", [("authority", "new"), ("authority", "drop")])
+def test_a_rotation_that_breaks_off_between_two_files_is_done_again(
+    cli: Cli, coordinator: Path, monkeypatch: pytest.MonkeyPatch, step: tuple[str, ...]
+) -> None:
+    if step == ("authority", "drop"):
+        assert cli("coordinator", "authority", "new", coordinator).code == cli("coordinator", "renew", coordinator).code
+    before, rename = (coordinator / "ca.crt").read_bytes(), Path.replace
+
+    def full(path: Path, target: Path) -> Path:
+        if target.name == "ca.crt":
+            raise OSError(28, "No space left on device")
+        return rename(path, target)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Path, "replace", full)
+        assert cli("coordinator", *step, coordinator).code == 1
+    assert (coordinator / "ca.crt").read_bytes() == before
+    for command in (("renew",), step, ("renew",)):
+        assert cli("coordinator", *command, coordinator).code == 0
+        assert cli("coordinator", "start", coordinator, "--dry-run").code == 0
+        assert greet(coordinator, coordinator / "ca.crt", "coordinator.example")
+
+
+def test_an_expired_old_authority_beside_one_that_holds_is_no_failure(
+    cli: Cli, coordinator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the next end of the two is what is warned of; a coordinator of the expired one does not start."""
+    monkeypatch.setattr(certificates, "_CLOCKS", timedelta(days=10))
+    ca, key = coordinator / "ca.crt", coordinator / "ca.key"
+
+    def first(days: int) -> None:
+        pair = make_authority("coordinator.example", days)
+        ca.write_bytes(pair.certificate)
+        key.write_bytes(pair.key)
+
+    first(days=5)
+    assert (
+        cli("coordinator", "renew", coordinator).code == cli("coordinator", "authority", "new", coordinator).code == 0
+    )
+    [sentence] = expiry_warnings([ca])
+    assert "ends in 5 days" in sentence and "`polyclinic coordinator authority new`" in sentence
+    new = ca.read_bytes().split(b"-----END CERTIFICATE-----\n")[1] + b"-----END CERTIFICATE-----\n"
+    first(days=-1)
+    assert cli("coordinator", "renew", coordinator).code == 0
+    ca.write_bytes(ca.read_bytes() + new)
+    assert expiry_warnings([ca]) == [] and check_authority(ca)
+    assert_refused(cli("coordinator", "start", coordinator, "--dry-run"), "a new authority must take its place")
+    assert cli("coordinator", "renew", coordinator).code == 0
+    assert cli("coordinator", "start", coordinator, "--dry-run").code == 0
+    assert greet(coordinator, ca, "coordinator.example")
 
 
 def assert_refused(done: Done, words: str) -> None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from polyclinic.deployment.coordinator import Coordinator
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
+authority = typer.Typer(no_args_is_help=True, help="A new authority beside the old one, then in its place.")
+app.add_typer(authority, name="authority")
 
 Address = Annotated[
     str,
@@ -89,14 +91,33 @@ def renew(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a new server's certificate of the same authority; hospitals need nothing new."""
+    """Make a new server's certificate, of the new authority where there are two; it says which authority signed."""
     with loading():
         from polyclinic.deployment.certificates import expiry
 
-    _read(folder).renew(days, ca_key)
+    signer = _read(folder).renew(days, ca_key)
     until = f"{expiry(folder / 'server.crt'):%Y-%m-%d}"
-    done = f"{folder / 'server.crt'} is valid until {until}; restart the SuperLink."
-    answer(as_json, {"folder": str(folder), "expires": until}, done)
+    done = f"{folder / 'server.crt'} is valid until {until}, signed by {signer}; restart the SuperLink."
+    answer(as_json, {"folder": str(folder), "expires": until, "authority": signer}, done)
+
+
+@authority.command("new")
+def new_authority(folder: Folder, as_json: Json = False) -> None:
+    """Make a second authority: ca.crt holds both, and the server's certificate stays the first one's."""
+    old, new = _read(folder).add_authority()
+    answer(
+        as_json, {"folder": str(folder), "old": old, "new": new},
+        f"{folder / 'ca.crt'} holds the old authority {old} and the new {new}.",
+        "Give it to every hospital; when all have it in place, `polyclinic coordinator renew` uses the new one.",
+    )  # fmt: skip
+
+
+@authority.command("drop")
+def drop_authority(folder: Folder, as_json: Json = False) -> None:
+    """End the old authority, after `renew` with the new one: ca.crt holds the new one alone, and its key is ca.key."""
+    new = _read(folder).drop_authority()
+    done = f"{folder / 'ca.crt'} holds {new} alone; give it to every hospital, which may still believe the old one."
+    answer(as_json, {"folder": str(folder), "authority": new}, done)
 
 
 @app.command()

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 
-import polyclinic
 from polyclinic.client.home.records import own_records
 from polyclinic.deployment.certificates import days_left, expiry_warnings
 from polyclinic.deployment.control import control, nodes, unreachable
@@ -30,7 +30,7 @@ from polyclinic.ehr.shard import count_records
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
 from polyclinic.runs.folder import Run
-from polyclinic.wire.versions import version_conflict
+from polyclinic.wire.versions import version_conflict, version_title, versions
 
 OK, WARNING, FAILED = "ok", "warning", "failed"
 _LEAST_BYTES, _FEW_BYTES = 1e8, 1e9  # with less the disk check fails, or warns
@@ -178,18 +178,27 @@ def _database(path: Path) -> Outcome:
     return (OK, "sound") if result == "ok" else (FAILED, f"{result}; restore the newest backup")
 
 
-def _last_coordinator(home: Path) -> dict[str, str]:
-    asked = [str(entry["version"]) for entry in read_journal(home).entries if "version" in entry]
-    return {"the coordinator": asked[-1]} if asked else {}
+def _last_coordinator(home: Path) -> dict[str, dict[str, Any]]:
+    asked = [entry for entry in read_journal(home).entries if "version" in entry]
+    if not asked:
+        return {}
+    number = str(asked[-1].get("privacy_format", ""))
+    return {"the coordinator": {"polyclinic": asked[-1]["version"], "privacy_format": number}}
 
 
-def _newest_hospitals(runs: Path) -> dict[str, str]:
+def _newest_hospitals(runs: Path) -> dict[str, Any]:
     """Those of the newest run that has ended."""
     ended = (run.versions().get("hospitals") for run in reversed(Run.all_in(runs)))
-    return {name: versions["polyclinic"] for name, versions in next(filter(None, ended), {}).items()}
+    return next(filter(None, ended), {})
 
 
-def _versions(others: Mapping[str, str]) -> Outcome:
-    other = [f"{name} has {its}" for name, its in others.items() if version_conflict(its, polyclinic.__version__)]
-    what = ", ".join([f"Polyclinic {polyclinic.__version__}", *other])
-    return (FAILED, f"{what}; install the same version at all") if other else (OK, what)
+def _versions(others: Mapping[str, Mapping[str, Any]]) -> Outcome:
+    ours = versions()
+    other = {name: its for name, its in others.items() if its.get("polyclinic") != ours["polyclinic"]}
+    unlike = {name: its for name, its in others.items() if version_conflict(its, ours)}
+    what = ", ".join(
+        [version_title(ours), *(f"{name} has {version_title(its)}" for name, its in (other | unlike).items())]
+    )
+    if unlike:
+        return FAILED, f"{what}; install versions of the same privacy format at all"
+    return WARNING if other else OK, what

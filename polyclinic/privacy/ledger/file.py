@@ -31,6 +31,9 @@ _TABLES = (
     " epsilon_after REAL NOT NULL, hash TEXT NOT NULL, PRIMARY KEY (site, seq))",
     "CREATE INDEX releases ON events (site, run, round)",
 )
+#: Of the tables, in the file's ``user_version``; raised when an older version could misread them. 0 is the same, from before
+#: there were numbers.
+FORMAT = 1
 TERMS = "site, delta, relation, unit, budget, accountant, records"
 COLUMNS = "seq, time, run, round, purpose, release, plan, event, epsilon_after, hash"
 # Another process holds the lock while it computes epsilon.
@@ -40,6 +43,11 @@ _FULL = (
     "ledger itself is intact."
 )
 _MOST_DAMAGES = 5
+_ELSE = "it is something else; name the ledger's own file, or restore it from a backup"
+_OF_0_1 = (
+    "it is of Polyclinic 0.1, which this version does not read, but what it holds is spent: keep it elsewhere, and begin a new "
+    "ledger with a budget that is lower by the epsilon that `polyclinic ledger show` of 0.1 finds in it"
+)
 
 
 class Row(NamedTuple):
@@ -206,22 +214,15 @@ def genesis(terms: Terms) -> str:
 
 @contextmanager
 def connection(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection]:
-    """The open file. Raises DataError if it is missing or is no ledger.
+    """The open file. Raises DataError if it is missing, is no ledger, or has a newer format.
 
     What is written and not ``durable`` survives a crash of the process; one of the machine only after ``on_disk``.
     """
     if not path.is_file():
         raise DataError(f"There is no privacy ledger at {path}.")
-    with explained(path):
-        if not durable:
-            with _newest.of(path) as db:
-                yield db
-            return
-        db = _connected(path, "EXTRA")
-        try:
-            yield db
-        finally:
-            db.close()
+    with explained(path), closing(_connected(path, "EXTRA")) if durable else _newest.of(path) as db:
+        _check_format(db, path)
+        yield db
 
 
 def _connected(path: Path, synchronous: str) -> sqlite3.Connection:
@@ -229,6 +230,16 @@ def _connected(path: Path, synchronous: str) -> sqlite3.Connection:
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
     db.execute(f"PRAGMA synchronous = {synchronous}")
     return db
+
+
+def _check_format(db: sqlite3.Connection, path: Path) -> int:
+    [format] = db.execute("PRAGMA user_version").fetchone()
+    if not 0 <= format <= FORMAT:
+        raise DataError(
+            f"The privacy ledger {path} has format {format}; this version of Polyclinic reads formats up to {FORMAT}: install "
+            "the version that wrote it, or a newer one."
+        )
+    return int(format)
 
 
 class _Newest(threading.local):
@@ -273,6 +284,8 @@ def transaction(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection
     with connection(path, durable) as db:
         db.execute("BEGIN IMMEDIATE")
         try:
+            if _check_format(db, path) < FORMAT:
+                db.execute(f"PRAGMA user_version = {FORMAT}")
             yield db
         except BaseException:
             if db.in_transaction:  # of itself SQLite rolls back when the disk is full
@@ -302,11 +315,8 @@ def explained(path: Path) -> Iterator[None]:
     except (sqlite3.Error, LookupError, json.JSONDecodeError, UnicodeDecodeError) as error:
         if _code(error) == sqlite3.SQLITE_FULL:
             raise DataError(_FULL) from error
-        if _strange(path):
-            raise DataError(
-                f"{path} cannot be used as a privacy ledger: it is something else; name the ledger's own file, or restore it "
-                "from a backup."
-            ) from error
+        if what := _strange(path):
+            raise DataError(f"{path} cannot be used as a privacy ledger: {what}.") from error
         said = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
         what = "".join(char if char.isprintable() else "?" for char in said)  # SQLite quotes what the file holds
         raise DataError(
@@ -320,14 +330,15 @@ def _code(error: Exception) -> int | None:
     return None if code is None else code & 0xFF
 
 
-def _strange(path: Path) -> bool:
-    """Whether the file is no SQLite database at all, or one of something else."""
+def _strange(path: Path) -> str:
+    """What a file is that is no SQLite database at all, one of something else, or a ledger of 0.1; empty for a damaged ledger."""
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
             columns = {str(column[1]) for column in db.execute("PRAGMA table_info(sites)")}
     except (sqlite3.Error, UnicodeDecodeError) as error:
-        return _code(error) == sqlite3.SQLITE_NOTADB
-    return not columns.issuperset(TERMS.split(", "))
+        return _ELSE if _code(error) == sqlite3.SQLITE_NOTADB else ""
+    terms = set(TERMS.split(", "))
+    return "" if columns >= terms else _OF_0_1 if columns == terms - {"records"} | {"head"} else _ELSE
 
 
 def create(path: Path) -> None:
@@ -343,4 +354,5 @@ def _begin(path: Path) -> None:
         db.execute("BEGIN")
         for table in _TABLES:
             db.execute(table)
+        db.execute(f"PRAGMA user_version = {FORMAT}")
         db.execute("COMMIT")

@@ -24,7 +24,6 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-import polyclinic
 from polyclinic.client.home.journal import append
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.hospital import HospitalNode
@@ -32,6 +31,7 @@ from polyclinic.deployment.monitoring.checks import coordinator_checks, hospital
 from polyclinic.deployment.monitoring.metrics import CoordinatorMetrics, HospitalMetrics, serve
 from polyclinic.errors import ConfigError
 from polyclinic.inspection.result import RunResult
+from polyclinic.wire.versions import PRIVACY_FORMAT, version_title, versions
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
 from tests.deployment.conftest import Cli
 
@@ -235,7 +235,7 @@ def test_each_fault_of_a_hospital_is_a_line_with_the_next_step(
     assert [name for name, (state, _) in first.items() if state != "ok"] == ["registered"]
     assert first["registered"] == ("failed", "it answers with 404")
     assert first["records"][1] == "200 patients in 200 rows fit the schema"
-    assert first["versions"][1] == f"Polyclinic {polyclinic.__version__}"
+    assert first["versions"][1] == version_title(versions())
     data = tmp_path / "records" / "records.csv"
     lines = data.read_text().splitlines()
     data.write_text("\n".join(lines[:101]) + "\n")
@@ -247,7 +247,11 @@ def test_each_fault_of_a_hospital_is_a_line_with_the_next_step(
     assert state == "warning" and "100 patients" in said and "there were 200 at the last check" in said
     assert faulty["connected"][0] == faulty["versions"][0] == faulty["clock"][0] == "failed"
     assert "about 100 seconds ahead of" in faulty["clock"][1] and "NTP" in faulty["clock"][1]
-    assert "the coordinator has 0.0.1; install the same" in faulty["versions"][1]
+    other = "the coordinator has Polyclinic 0.0.1 (privacy format"
+    assert f"{other} not said); install versions of the same privacy format" in faulty["versions"][1]
+    append(reached / "home", {"event": "asked", "version": "0.0.1", "privacy_format": PRIVACY_FORMAT})
+    state, said = checked(cli, reached)["versions"]
+    assert state == "warning" and said.endswith(f"{other} {PRIVACY_FORMAT})")
     journal = reached / "home" / "journal.jsonl"
     append(reached / "home", {"event": "asked", "kind": "train"})
     journal.write_bytes(journal.read_bytes().replace(b"enrol", b"train", 1))
@@ -281,9 +285,9 @@ def test_each_fault_of_a_coordinator_is_a_line_too(cli: Cli, coordinator: Path) 
     run = coordinator / "runs" / "20260101-000000-abcdef"
     run.mkdir(parents=True)
     (run / "config.toml").touch()
-    (run / "versions.json").write_text('{"hospitals": {"north": {"polyclinic": "0.0.1"}}}')
+    (run / "versions.json").write_text('{"hospitals": {"north": {"polyclinic": "0.0.1", "privacy_format": "999"}}}')
     assert checked(cli, coordinator, "coordinator")["versions"][1].endswith(
-        "north has 0.0.1; install the same version at all"
+        "north has Polyclinic 0.0.1 (privacy format 999); install versions of the same privacy format at all"
     )
 
 

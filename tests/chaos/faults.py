@@ -6,10 +6,8 @@ import contextlib
 import os
 import random
 import signal
-import sqlite3
 import time
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,48 +238,6 @@ def _resume_twice(place: Place, strike: Strike) -> str:
     return "given twice"
 
 
-def _older_ledger(place: Place, strike: Strike) -> str:
-    """Somebody puts an older copy of the ledger in place, and after a while the newest again."""
-    ledger = place.hospitals[strike.hospital].home / "ledger.sqlite"
-    if not _soon(ledger.exists):
-        return "no round came"
-    older = _copied(ledger)
-    time.sleep(strike.lasting)
-    _kill_all(place, strike.hospital)
-    newest = _copied(ledger)
-    if newest == older:
-        place.start(strike.hospital)
-        return "left out of time: nothing was charged meanwhile"
-    _put(ledger, older)
-    place.start(strike.hospital)
-    time.sleep(strike.lasting)
-    _kill_all(place, strike.hospital)
-    _put(ledger, newest)
-    place.start(strike.hospital)
-    return f"older for {strike.lasting:.1f} s"
-
-
-def _kill_all(place: Place, name: str) -> None:
-    """The node with all that it started, which could charge the ledger still."""
-    place.kill(name)
-    while found := place.processes(name):
-        for process in found:
-            _kill(process)
-        time.sleep(0.1)
-
-
-def _copied(ledger: Path) -> bytes:
-    with closing(sqlite3.connect(ledger)) as live, closing(sqlite3.connect(":memory:")) as copy:
-        live.backup(copy)
-        return copy.serialize()
-
-
-def _put(ledger: Path, content: bytes) -> None:
-    for beside in ledger.parent.glob(f"{ledger.name}*"):
-        beside.unlink()
-    ledger.write_bytes(content)
-
-
 def _nothing(place: Place, strike: Strike) -> str:
     return ""
 
@@ -318,7 +274,6 @@ FAULTS: dict[str, Fault] = {
     "run stopped at a hospital": Fault(_stop_here),
     "run stopped by the coordinator": Fault(_stop_run),
     "run given twice": Fault(_resume_twice),
-    "older ledger put in place": Fault(_older_ledger),
 }
 
 

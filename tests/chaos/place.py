@@ -181,7 +181,7 @@ class Place:
 
     def newest_runs(self) -> Path:
         """The folder of the newest schedule's runs."""
-        runs = [path for path in (self.federation.co / "runs").iterdir() if path.is_dir()]
+        runs = [path for path in (self.federation.co / "runs").glob("*") if path.is_dir()]
         return max(runs, key=lambda path: path.stat().st_mtime, default=self.federation.co / "runs")
 
     def asked(self) -> bool:

@@ -19,7 +19,7 @@ TOGETHER = (
     ("SuperNode killed", "hospital late", "database silent"),
     ("any process of a hospital killed", "network silent", "two runs at once"),
     ("hospital paused", "approval asked for", "run stopped by the coordinator"),
-    ("run given twice", "run stopped at a hospital", "older ledger put in place"),
+    ("run given twice", "run stopped at a hospital"),
 )
 
 
@@ -31,7 +31,7 @@ def place(cli: Cli, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]
 
 @pytest.mark.parametrize("faults", TOGETHER)
 def test_no_run_and_no_epsilon_is_lost(place: Place, faults: tuple[str, ...]) -> None:
-    strikes = tuple(strike(fault, seed, name) for seed, (fault, name) in enumerate(zip(faults, NAMES, strict=True)))
+    strikes = tuple(strike(fault, seed, name) for seed, (fault, name) in enumerate(zip(faults, NAMES, strict=False)))
     story = carry_out(place, Schedule(1, strikes))
     assert not story.complaints, story
     assert set(story.struck) == set(faults)

@@ -21,6 +21,7 @@ BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 PAGES = {
     "engine": "engine.md#speed", "simulate": "flower.md", "critics": "engine.md#speed", "flows": "flows/flows.md",
     "latency": "deploy/README.md#what-a-round-costs-and-why", "anonymity": "records/anonymity.md#speed",
+    "growth": "deploy/README.md#what-a-round-costs-and-why",
     "report_page": "evaluation.md#the-report", "intervals": "evaluation.md#intervals",
     "utility": "privacy/choosing.md", "imports": "architecture.md", "sweeps": "sweep.md#speed",
     "brought": "engine.md#speed",

@@ -126,6 +126,12 @@ class Participation(Keys):
         le=31_536_000,
         description="Seconds that a run waits for hospitals where a person must approve it.",
     )
+    submitter: str = Field(
+        "",
+        max_length=100,
+        pattern=r"^[\w.@ -]*$",
+        description="Who submitted the run, as the coordinator says; `coordinator submit` gives the user of its machine.",
+    )
 
 
 class Training(Keys):

@@ -41,7 +41,7 @@ _INDECISIVE = (
     "workers",
     "ray-address",
     "resume",
-    "submitted-by",
+    "participation.submitter",
     "privacy.overlap",
     "synthesis.quality",
 )
@@ -212,12 +212,6 @@ class RunConfig(Keys):
         "",
         description="Under `flwr run`: name of the run's folder in `out` that goes on from its checkpoint; what decides its "
         "result must be as it was.",
-    )
-    submitted_by: str = Field(
-        "",
-        max_length=100,
-        pattern=r"^[\w.@ -]*$",
-        description="Who submitted the run, as the coordinator says; `coordinator submit` gives the user of its machine.",
     )
     data: Data = Data()
     split: Split = Split()

@@ -40,7 +40,8 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
         shown["leaves"] = [f"One answer to the question, with noise for ε = {question.epsilon:g}."]
     return {
         "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), **shown,
-        "submitter": str(approval.settings.get("submitted-by", "")), "code": approval.code, "settings": approval.settings,
+        "submitter": str(approval.settings.get("participation.submitter", "")), "code": approval.code,
+        "settings": approval.settings,
         **{name: getattr(approval, name) for name in ("asked", "decided", "until", "by", "why")},
     }  # fmt: skip
 

@@ -15,6 +15,9 @@ from polyclinic.errors import ConfigError, PolyclinicError, several
 _MOST_RUNS = 100_000  # Flower lists the newest 20 where nobody says how many
 _STATES = {"pending": "queued", "starting": "running", "running": "running"}
 
+#: The configuration key of who submitted a run.
+SUBMITTER = "participation.submitter"
+
 
 @contextmanager
 def control(address: str, ca: Path) -> Iterator[Any]:
@@ -98,7 +101,7 @@ def runs(client: Any) -> list[dict[str, Any]]:
             "state": run.status.sub_status or _STATES.get(run.status.status, run.status.status),
             "place": queue.index(run.run_id) + 1 if run.run_id in queue else None,
             "rounds": run.override_config["rounds"].sint64 if "rounds" in run.override_config else None,
-            "submitter": run.override_config["submitted-by"].string if "submitted-by" in run.override_config else None,
+            "submitter": run.override_config[SUBMITTER].string if SUBMITTER in run.override_config else None,
             "details": run.status.details or None, "bundle": run.fab_hash, "submitted": run.pending_at,
             "finished": run.finished_at or None,
         }

@@ -43,7 +43,7 @@ def submit(
     checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
     Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
     """
-    who = {"submitted-by": getpass.getuser()}
+    who = {"participation.submitter": getpass.getuser()}
     given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
     if resume is not None:
         begun = Run.open(run_to_resume(found.folder / "runs", resume))

@@ -13,7 +13,7 @@ from tests.deployment.conftest import Cli, cli, coordinator, hospital
 __all__ = ["cli", "coordinator", "hospital"]
 
 RUN = {
-    "privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 3, "training.sample-rate": 0.2, "submitted-by": "alice",
+    "privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 3, "training.sample-rate": 0.2, "participation.submitter": "alice",
 }  # fmt: skip
 
 

@@ -86,7 +86,13 @@ def test_a_run_waits_until_it_is_approved_and_nothing_is_charged_before(hospital
 
 @pytest.mark.parametrize(
     "change",
-    [{"rounds": 5}, {"privacy.epsilon": 2.0}, {"evaluation.metrics": "none"}, {"seed": 7}, {"submitted-by": "mallory"}],
+    [
+        {"rounds": 5},
+        {"privacy.epsilon": 2.0},
+        {"evaluation.metrics": "none"},
+        {"seed": 7},
+        {"participation.submitter": "mallory"},
+    ],
 )
 def test_other_terms_under_an_approved_name_wait_anew(hospital: Path, change: dict[str, Any]) -> None:
     home, config = hospital.parent / "home", RunConfig.build(RUN)

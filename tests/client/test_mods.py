@@ -273,11 +273,11 @@ def test_nodes_do_not_share_what_a_mod_changes(quick: Quick) -> None:
         quick(mods=takes_away)
 
 
-def test_a_coordinator_of_another_version_is_told_so_in_spite_of_mods(tmp_path: Path) -> None:
+def test_a_coordinator_of_another_privacy_format_is_told_so_in_spite_of_mods(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     strange = context(hospital)
     strange.run_config |= {"mods": "logging", "new.key": 1}
-    reply = app(message(EnrolRequest(run="r", site=0, version="9.9.0"), "query.enrol"), strange)
+    reply = app(message(EnrolRequest(run="r", site=0, version="9.9.0", privacy_format=99), "query.enrol"), strange)
     assert "9.9.0" in str(reply.content[RECORD]["refusal"])
 
 

@@ -78,6 +78,6 @@ def _named(call: str, kind: str, parts: list[Any]) -> dict[str, str]:
     except DecodeError:
         return {}
     settings = getattr(message, "override_config", {})
-    by = settings["submitted-by"].string if "submitted-by" in settings else ""
+    by = settings["participation.submitter"].string if "participation.submitter" in settings else ""
     values = {"by": by} | {told: getattr(message, field, None) for field, told in _NAMED.items()}
     return {told: str(value)[:100] for told, value in values.items() if value}

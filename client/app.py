@@ -158,11 +158,17 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
         config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
-        if hospital.under_control and kind is not EnrolRequest:  # who enrols says itself that the run waits
-            import_module("polyclinic.client.home.approvals").check_approved(hospital, request, config)
-        return Call(message.content, hospital, request, config)
+        call = Call(message.content, hospital, request, config)
+        _check_people(call)
+        return call
     except Exception as error:
         return error
+
+
+def _check_people(call: Call[Any]) -> None:
+    """Raises BudgetRefused where people at the hospital hold the run up; of who enrols the answer says so itself."""
+    if call.hospital.under_control and not isinstance(call.request, EnrolRequest):
+        import_module("polyclinic.client.home.approvals").check_approved(call.hospital, call.request, call.config)
 
 
 def _tried(run_config: UserConfig) -> RunConfig | Exception:
@@ -183,7 +189,13 @@ def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list
         return []
     try:
         with _one_at_a_time(calls[0]):
-            return answer(calls)
+            # Somebody may have paused or stopped the run while this message waited for its turn, or while it was worked on.
+            for call in calls:
+                _check_people(call)
+            answers = answer(calls)
+            for call in calls:
+                _check_people(call)
+            return answers
     except Exception as error:
         if len(calls) == 1:
             return [error]

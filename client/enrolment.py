@@ -41,6 +41,12 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
 
     def answer(call: Call[EnrolRequest]) -> RecordDict:
         hospital, policy = call.hospital, call.hospital.policy
+        asks = hospital.under_control and (call.request.trains or bool(call.request.question))
+        if asks:
+            from polyclinic.client.home.approvals import pausing, standing  # what a simulation does without
+
+            if said := pausing(hospital):  # before any record is read
+                return _answer(hospital.site, **said)
         hospital.shard()
         if call.config.gpus and call.request.trains and not torch.cuda.is_available():
             raise ConfigError(
@@ -52,11 +58,8 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
                 _check_run(call)
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
-        if (call.request.trains or call.request.question) and hospital.under_control:
-            from polyclinic.client.home.approvals import standing  # what a simulation does without
-
-            if said := standing(hospital, call.request, call.config):
-                return _answer(hospital.site, **said)
+        if asks and (said := standing(hospital, call.request, call.config)):
+            return _answer(hospital.site, **said)
         records = hospital.records
         return _answer(
             hospital.site, index=call.request.site, simulated=hospital.simulated,

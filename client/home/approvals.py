@@ -38,6 +38,7 @@ State = Literal["pending", "approved", "denied"]
 _ELSEWHERE = {"out", "timeout", "workers", "ray-address", "resume", "participation.approval-wait"}
 # Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
 _MOST_PENDING = 200
+_CODE = {".py", ".so", ".pyd"}
 _LONGEST_WHY, _LONGEST_DAYS = 200, 3650
 
 
@@ -100,8 +101,8 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
 
 def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
     """Why the run may not go on, as ``refusal``, and whether it ``waits`` for a person or was denied; empty where it may."""
-    if pause := paused(hospital.home):
-        return {"refusal": f"the hospital has paused{_because(pause['why'])}", "waits": True}
+    if said := pausing(hospital):
+        return said
     path = hospital.home / FOLDER / f"{request.run}.json"
     if not hospital.policy.require_approval and not path.is_file():
         return {}
@@ -112,6 +113,12 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
     if state == "approved" or not hospital.policy.require_approval:
         return {}
     return {"refusal": f"the run waits for approval here (terms {approval.digest[:12]})", "waits": True}
+
+
+def pausing(hospital: Hospital) -> dict[str, Any]:
+    """As ``standing``, of a pause alone."""
+    pause = paused(hospital.home)
+    return {"refusal": f"the hospital has paused{_because(pause['why'])}", "waits": True} if pause else {}
 
 
 def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
@@ -221,30 +228,35 @@ def _digest(run: str, question: str, config: RunConfig) -> str:
 
 @lru_cache(maxsize=64)
 def _code(config: RunConfig) -> str:
-    """What would run here: the version of Polyclinic, and a digest of each module of others that the run names.
+    """What would run here: the version of Polyclinic, and a digest of each package of others that the run names.
 
-    The modules are found and not imported.
+    The packages are found and not imported.
     """
     named = {"strategies": config.strategy, "objectives": config.objective, "tasks": config.task}
     named |= dict.fromkeys(("models", "methods", "games", "densities", "likelihoods"), config.model)
     names = [*named.items(), *(("mods", name) for name in config.mod_names)]
-    modules = {brought_by(group, name) for group, name in names} - {""}
-    return ", ".join(
-        [f"Polyclinic {polyclinic.__version__}", *(f"{module} ({_sha256(module)})" for module in sorted(modules))]
-    )
+    packages = {brought_by(group, name).partition(".")[0] for group, name in names} - {""}
+    digests = [f"{package} ({_digest_of(package)})" for package in sorted(packages)]
+    return ", ".join([f"Polyclinic {polyclinic.__version__}", *digests])
 
 
-def _sha256(module: str) -> str:
-    """The digest of a module's file, which is looked for by hand: ``find_spec`` would import the packages that it lies in."""
-    package, *within = module.split(".")
+@lru_cache(maxsize=64)
+def _digest_of(package: str) -> str:
+    """The digest of all code of a package, by names and contents of its files."""
     try:
         spec = find_spec(package)
-        inside = Path(*(spec.submodule_search_locations or ()), *within) if spec else Path()
-        path = inside.with_suffix(".py") if within else Path(str(spec.origin if spec else ""))
-        path = path if path.is_file() else inside / "__init__.py"
-        return f"SHA-256 {sha256(path.read_bytes()).hexdigest()}"
-    except (ImportError, OSError, ValueError, TypeError):
+    except (ImportError, ValueError):
+        spec = None
+    if spec is None:
         return "not installed here"
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    files = [(folder, path) for folder in folders for path in folder.rglob("*") if path.suffix in _CODE]
+    files = files or [(Path(str(spec.origin)).parent, Path(str(spec.origin)))]
+    hashed = sha256()
+    for folder, path in sorted(files):
+        content = path.read_bytes() if path.is_file() else b""
+        hashed.update(f"{path.relative_to(folder)} {len(content)}\n".encode() + content)
+    return f"SHA-256 {hashed.hexdigest()}"
 
 
 def _read(path: Path) -> Approval:

@@ -37,7 +37,8 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
     if asked := approval.settings.get("question"):
         question = read_question(asked)
         shown = dict.fromkeys(shown, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}
-        shown["leaves"] = [f"One answer to the question, with noise for ε = {question.epsilon:g}."]
+        noise = "without noise" if question.epsilon is None else f"with noise for ε = {question.epsilon:g}"
+        shown["leaves"] = [f"One answer to the question, {noise}."]
     return {
         "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), **shown,
         "submitter": str(approval.settings.get("participation.submitter", "")), "code": approval.code,

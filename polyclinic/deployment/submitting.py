@@ -47,7 +47,8 @@ def submit(
     given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
     if resume is not None:
         begun = Run.open(run_to_resume(found.folder / "runs", resume))
-        given = [begun.config().flat(), who, values, {"out": str(begun.path.parent), "resume": begun.name}]
+        # Under the name of whoever began it: another would be another run to hospitals that approved this one.
+        given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
     config = RunConfig.build(*given)
     check_effects(config, (NOT_UNDER_FLOWER, *EFFECTS))
     if resume is not None:

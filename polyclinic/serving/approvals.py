@@ -31,7 +31,7 @@ _TERMS = """{% macro terms(run) %}<table class="facts"><tbody>
 {% for name, value in run.rows %}<tr><th>{{ name }}</th><td>{{ value }}</td></tr>{% endfor %}</tbody></table>
 <ul>{% for sentence in run.leaves %}<li>{{ sentence }}</li>{% endfor %}</ul>
 <details><summary>All settings that are not usual</summary><pre>
-{%- for key, value in run.settings.items() %}{{ key }} = {{ value }}
+{%- for key, value in run.settings.items() %}{{ key }} = {{ value | pprint }}
 {% endfor %}</pre></details>{% endmacro %}
 """
 _BODY = _TERMS + Path(__file__).with_name("approvals.html").read_text(encoding="utf-8")
@@ -48,7 +48,10 @@ def approval_page(folder: Path, token: str) -> Starlette:
 
     async def page(request: Request) -> Response:
         checked_token(request)
-        return HTMLResponse(await run_in_threadpool(_page, folder, ""))
+        try:
+            return HTMLResponse(await run_in_threadpool(_page, folder, ""))
+        except PolyclinicError as error:  # a file of the hospital's that cannot be read
+            raise HTTPException(500, str(error)) from None
 
     async def decide(request: Request) -> Response:
         checked_token(request)
@@ -111,7 +114,8 @@ def _shown(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, An
     share = share_of_budget(run, spends["budget"])
     asks = "no privacy" if run["epsilon"] is None else run["epsilon"]
     rows = [("Task", run["task"]), ("Model", run["model"]), ("Strategy", run["strategy"]), ("Rounds", run["rounds"]),
-            ("ε asked", f"{asks}, {share} of the budget" if share else asks), ("Asked at", run["asked"]), ("Code", run["code"]),
+            ("ε asked", f"{asks}, {share} of the budget" if share else asks), ("Submitted by, it says", run["submitter"]),
+            ("Asked at", run["asked"]), ("Code", run["code"]),
             ("Terms", run["terms"])]  # fmt: skip
     return run | {"rows": [(name, value) for name, value in rows if value != ""]}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from polyclinic.client.home.journal import append
 from polyclinic.config import RunConfig
 from polyclinic.server.phases.enrolment import enrol_request
 from tests.approval.test_decisions import counts, enrols, waits
@@ -69,6 +70,14 @@ def test_a_coordinators_text_cannot_draw_on_the_screen(cli: Cli, asked: Path) ->
     assert "It asks for ε = 1;" in shown and "\x1b[2J" not in shown and "\nIt asks for ε = 0.1" not in shown
     listed = cli("hospital", "pending", asked).out
     assert "trial-2" in listed and "\x1b[2J" not in listed
+
+
+def test_a_message_cannot_add_a_line_to_what_the_journal_shows(cli: Cli, asked: Path) -> None:
+    append(
+        asked / "home", {"event": "asked", "kind": "train", "run": "r\n2026-01-01T00:00:00  approved  approval  cardio"}
+    )
+    shown = cli("hospital", "journal", asked).out
+    assert "\n2026-01-01T00:00:00" not in shown and "\\n2026-01-01T00:00:00" in shown
 
 
 def test_a_run_that_was_approved_can_be_denied(cli: Cli, asked: Path) -> None:

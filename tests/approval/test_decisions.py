@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,27 @@ def test_a_run_whose_plan_costs_more_than_it_asks_for_is_refused_before_anybody_
     why, pending = waits(enrols(hospital, RunConfig.build(RUN)))
     assert "The run may spend epsilon 1 at 'St. Elsewhere'" in why and not pending
     assert not approvals(hospital.parent / "home")
+
+
+@pytest.mark.parametrize("changed", ["models.py", "helper.py"])
+def test_a_plugin_whose_code_changed_waits_anew(
+    hospital: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    """Also where another module of its package did; nothing of it is imported."""
+    package = tmp_path / "clinic_nets"
+    package.mkdir()
+    for name in ("__init__.py", "models.py", "helper.py"):
+        (package / name).write_text("raise SystemExit\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = RunConfig.build({**RUN, "model": "clinic_nets.models:Net"})
+    counts(hospital, config)
+    (first,) = approvals(hospital.parent / "home")
+    assert re.search(r", clinic_nets \(SHA-256 [0-9a-f]{64}\)$", first.code)
+    (package / changed).write_text("raise SystemExit(1)\n")
+    module._code.cache_clear(), module._digest_of.cache_clear(), module._digest.cache_clear()
+    counts(hospital, config)
+    (second,) = approvals(hospital.parent / "home")
+    assert second.digest != first.digest and second.code != first.code and second.state == "pending"
 
 
 @pytest.mark.parametrize("key", ["out", "timeout", "workers", "participation.approval-wait"])

@@ -13,9 +13,10 @@ import pytest
 
 from polyclinic.client.home.approvals import approval_named, paused
 from polyclinic.config import RunConfig
+from polyclinic.server.phases.enrolment import enrol_request
 from polyclinic.serving.approvals import approval_page
 from tests.approval.test_commands import RUN, asked, cli, coordinator, hospital, refusal
-from tests.approval.test_decisions import counts
+from tests.approval.test_decisions import counts, enrols
 
 __all__ = ["asked", "cli", "coordinator", "hospital"]
 
@@ -63,6 +64,15 @@ def test_a_decision_that_cannot_be_made_changes_nothing_and_says_why(
     assert approval_named(asked / "home", "trial-1") == before and paused(asked / "home") is None
 
 
+def test_a_question_without_privacy_and_a_file_that_cannot_be_read_are_told(asked: Path) -> None:
+    question = '{"kind": "description", "epsilon": null}'
+    enrols(asked / "hospital.toml", RunConfig.build(RUN), enrol_request("ask-1", "", trains=False, question=question))
+    assert "One answer to the question, without noise." in ask(asked, "/secret/").text
+    (asked / "home" / "approvals" / "trial-1.json").write_text("{")
+    page = ask(asked, "/secret/")
+    assert page.status_code == 500 and "cannot be read as an approval" in page.text
+
+
 def test_the_page_pauses_and_resumes(asked: Path) -> None:
     assert ask(asked, "/secret/pause", {"why": "an audit"}).status_code == 303
     assert "The hospital has paused" in ask(asked, "/secret/").text and "an audit" in ask(asked, "/secret/").text
@@ -83,6 +93,8 @@ def test_a_coordinators_text_is_no_part_of_the_page_and_no_other_page_can_frame_
     counts(asked / "hospital.toml", RunConfig.build({**RUN, "model": text, "evaluation.groups": text}), "trial-2")
     page = ask(asked, "/secret/")
     assert text not in page.text and "&lt;script&gt;" in page.text
+    counts(asked / "hospital.toml", RunConfig.build({**RUN, "evaluation.groups": "sex\nrounds = 1"}), "trial-3")
+    assert "\nrounds = 1" not in ask(asked, "/secret/").text
     allowed = page.headers["content-security-policy"]
     assert "default-src 'none'" in allowed and "frame-ancestors 'none'" in allowed and "form-action 'self'" in allowed
     assert page.headers["referrer-policy"] == "no-referrer" and page.headers["cache-control"] == "no-store"

@@ -100,7 +100,8 @@ def test_each_change_is_in_the_audit_log_with_how_it_ended_and_edits_show(cli: C
     assert altered.code == 1 and "a line was changed" in altered.error
     (state / AUDIT).unlink()
     (state / AUDIT).symlink_to("/dev/full")
-    assert asked(app, "127.0.0.1", "/v1/control/stop-run", stop, **PROTOBUF) == 503
+    assert asked(app, "127.0.0.1", "/v1/control/register-node", node, **PROTOBUF) == 503
+    assert asked(app, "127.0.0.1", "/v1/control/stop-run", stop, **PROTOBUF) == 404  # in need a run can be stopped
 
 
 def make_key(folder: Path) -> Path:

@@ -168,10 +168,16 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
     value = {
         "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
     }  # fmt: skip
-    lines = ("  ".join(filter(None, (str(entry.get(column, "")) for column in columns))) for entry in shown)
+    lines = ("  ".join(filter(None, (_printed(entry.get(column, "")) for column in columns))) for entry in shown)
     answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
     if not found.intact:
         raise PolyclinicError(f"{home / name}: a line was changed, taken out or put in.")
+
+
+def _printed(value: Any) -> str:
+    """A value as text; what a message brought could otherwise look like another line, or move the cursor."""
+    text = str(value)
+    return text if text.isprintable() else repr(text)
 
 
 def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:

@@ -7,8 +7,12 @@ pending anew. A denial is of the name alone. Every message looks at the decision
 
 from __future__ import annotations
 
+import fcntl
 import getpass
 import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
@@ -83,20 +87,22 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     before = _read(path) if path.is_file() else None
     if before and before.digest == name:
         return before
-    if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
-        waiting = [one.run for one in approvals(hospital.home) if one.state == "pending"]
-        for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
-            path.with_name(f"{run_before}.json").unlink(missing_ok=True)
-    # A configuration's own key is no question that the hospital is asked.
-    shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
-    shown |= {"question": question} if question else {}
-    found = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
-    if before and before.state == "denied":
-        found = replace(before, digest=name, settings=shown, code=found.code)
-    # The journal first, as of a decision.
-    append(hospital.home, {"event": found.state, "kind": "approval", "run": run, "terms": name})
-    _write(path, found)
-    return found
+    with _settling(hospital.home):
+        before = _read(path) if path.is_file() else None  # what a person has decided meanwhile
+        if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
+            waiting = [one.run for one in approvals(hospital.home) if one.state == "pending"]
+            for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
+                path.with_name(f"{run_before}.json").unlink(missing_ok=True)
+        # A configuration's own key is no question that the hospital is asked.
+        shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
+        shown |= {"question": question} if question else {}
+        found = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
+        if before and before.state == "denied":
+            found = replace(before, digest=name, settings=shown, code=found.code)
+        # The journal first, as of a decision.
+        append(hospital.home, {"event": found.state, "kind": "approval", "run": run, "terms": name})
+        _write(path, found)
+        return found
 
 
 def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
@@ -190,23 +196,38 @@ def decide(
     days: for how long an approval holds.
     Raises ConfigError for a run that has not asked, for other terms than those that it asks now, and for impossible days.
     """
-    found, now = approval_named(home, run), _now()
-    if state == "approved" and terms != found.digest:
-        raise ConfigError(
-            f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}…; look at them with `hospital show`, "
-            "and give all digits."
+    with _settling(home):
+        found, now = approval_named(home, run), _now()
+        if state == "approved" and terms != found.digest:
+            raise ConfigError(
+                f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}…; look at them with "
+                "`hospital show`, and give all digits."
+            )
+        if not 0 < days <= _LONGEST_DAYS:
+            raise ConfigError(f"--days is {days:g}; allowed are numbers above 0 and at most {_LONGEST_DAYS}.")
+        _check_why(why)
+        until = (now + timedelta(days=days)).isoformat(timespec="seconds") if state == "approved" else ""
+        decided = replace(
+            found, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
+        )  # fmt: skip
+        # The journal first: where it cannot be written, nothing is decided.
+        append(
+            home, {"event": state, "kind": "approval", "run": run, "terms": found.digest, "by": decided.by, "why": why}
         )
-    if not 0 < days <= _LONGEST_DAYS:
-        raise ConfigError(f"--days is {days:g}; allowed are numbers above 0 and at most {_LONGEST_DAYS}.")
-    _check_why(why)
-    until = (now + timedelta(days=days)).isoformat(timespec="seconds") if state == "approved" else ""
-    decided = replace(
-        found, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
-    )  # fmt: skip
-    # The journal first: where it cannot be written, nothing is decided.
-    append(home, {"event": state, "kind": "approval", "run": run, "terms": found.digest, "by": decided.by, "why": why})
-    _write(home / FOLDER / f"{run}.json", decided)
-    return decided
+        _write(home / FOLDER / f"{run}.json", decided)
+        return decided
+
+
+@contextmanager
+def _settling(home: Path) -> Iterator[None]:
+    """Nobody else writes down how a run stands meanwhile, so that no decision is lost."""
+    (home / FOLDER).mkdir(mode=0o700, exist_ok=True)
+    folder = os.open(home / FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _check_why(why: str) -> None:

@@ -123,6 +123,6 @@ def _check_run(call: Call[EnrolRequest]) -> None:
         first: list[DpEvent] = [program_of(config).price(settings)]
         if config.asks_statistics and counting is not None:
             first.insert(0, gaussian_event(counting))
-        limits = hospital.limits(config, call.request.run, hospital.approved_epsilon(config))
+        limits = hospital.limits(hospital.approved_epsilon(config))
         for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
             check_affordable(path, hospital.terms, call.request.run, first, call.request.plan, limits)

@@ -136,13 +136,12 @@ class Hospital:
         metrics = self.metrics_epsilon(config) or 0.0 if self.moves_patients else 0.0  # both ledgers pay for all
         return config.privacy.epsilon + metrics if self.waits_for_people and config.privacy.dp else float("inf")
 
-    def limits(self, config: RunConfig, run: str, approved: float) -> tuple[Limit, ...]:
+    def limits(self, approved: float) -> tuple[Limit, ...]:
         """What a run may cost beside others: ``approved``, and what the policy lets one run and all of a month spend."""
-        policy = self.policy
-        month, budget = policy.most_epsilon_per_month or math.inf, policy.budget or math.inf
+        policy, budget = self.policy, self.policy.budget or math.inf
         given = (
-            Limit(min(approved, policy.most_epsilon_per_run or math.inf)),
-            Limit(month, "All runs of thirty days", days=30.0),
+            Limit(min(approved, policy.most_epsilon_per_run)),
+            Limit(policy.most_epsilon_per_month, "All runs of thirty days", days=30.0),
         )
         return tuple(limit for limit in given if limit.epsilon < budget)
 

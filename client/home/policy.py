@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -41,7 +42,7 @@ class Policy(BaseModel):
     ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
     code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
     ``most_epsilon_per_run``: epsilon that one run may cost, and ``most_epsilon_per_month`` all runs together that were charged
-    within thirty days, of each ledger; None leaves the budget alone to decide.
+    within thirty days, of each ledger; inf leaves the budget alone to decide.
     ``require_approval``: runs and questions wait until somebody here approves them, which needs ``allowed_runs``.
     """
 
@@ -75,8 +76,8 @@ class Policy(BaseModel):
     metrics_epsilon: float = Field(1.0, ge=0, allow_inf_nan=False)
     release_predictions: bool = False
     release_groups: tuple[str, ...] = ()
-    most_epsilon_per_run: float | None = Field(None, gt=0, allow_inf_nan=False)
-    most_epsilon_per_month: float | None = Field(None, gt=0, allow_inf_nan=False)
+    most_epsilon_per_run: float = Field(inf, gt=0)
+    most_epsilon_per_month: float = Field(inf, gt=0)
     require_approval: bool = False
     approval_days: float = Field(30.0, gt=0, le=3650)
 

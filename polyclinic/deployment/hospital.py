@@ -149,7 +149,6 @@ def hospital_files(
         "budget": budget, "delta": delta, "allowed_runs": (INSTALLED,),
     }  # fmt: skip
     Policy.build(values, "The hospital")
-    values |= {"most_epsilon_per_run": budget, "most_epsilon_per_month": budget}
     key = make_node_key(site)
     return {
         "schema.toml": NewFile(records.schema, PUBLIC),
@@ -208,8 +207,8 @@ _MEANINGS = {
     "metrics_epsilon": "Epsilon of one run's private metrics, on the held-out patients' own account under budget; 0: none.",
     "release_predictions": "Whether scores and labels of held-out patients may leave, row by row.",
     "release_groups": "Columns, as sex, whose group may leave beside each score; [] lets none.",
-    "most_epsilon_per_run": "Epsilon that one run may cost, at most.",
-    "most_epsilon_per_month": "Epsilon that all runs of any thirty days may cost together.",
+    "most_epsilon_per_run": "Epsilon that one run may cost, at most; inf: as much as the budget has.",
+    "most_epsilon_per_month": "Epsilon that all runs of any thirty days may cost together; inf: as much as the budget has.",
     "require_approval": "Whether each run waits until somebody here approves it (`polyclinic hospital pending`).",
     "approval_days": "How many days an approval holds.",
 }

@@ -49,7 +49,10 @@ def test_a_message_that_waits_for_its_turn_is_refused_and_not_charged(
 
 def test_what_was_being_worked_on_stays_until_the_pause_ends_and_is_charged_once(hospital: Path) -> None:
     home, config = hospital.parent / "home", RunConfig(training={"local_steps": 2000, "sample_rate": 0.2})
-    ask = lambda: train(hospital, config=config, noise_multiplier=60.0)  # noqa: E731
+
+    def ask() -> Message:
+        return train(hospital, config=config, noise_multiplier=60.0)
+
     thread, replies = in_a_thread(ask)
     while not (home / "ledger.sqlite").exists() or not ledger(hospital).events():
         time.sleep(0.01)

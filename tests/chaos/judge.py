@@ -125,7 +125,9 @@ def _words(place: Place, results: Sequence[Path]) -> Iterable[str]:
         summary = json.loads((folder / "summary.json").read_text())
         reasons += [str(drop["reason"]) for drop in summary["dropouts"]]
     for hospital in place.hospitals.values():
-        entries = [entry for entry in read_journal(hospital.home).entries if entry["kind"] != "approval"]
+        entries = [
+            entry for entry in read_journal(hospital.home).entries if entry["kind"] != "approval" or entry.get("why")
+        ]
         reasons += [str(entry.get("why", "-")) for entry in entries]  # a person need not give one
     for reason in set(reasons):
         if not reason or any(rough in reason for rough in _ROUGH):

@@ -66,10 +66,10 @@ class Federation:
     def co(self) -> Path:
         return self.folder / "coordinator"
 
-    def follow(self, *steps: int, also: Sequence[str] = (), words: Mapping[str, str] = {}) -> list[Any]:  # noqa: B006
+    def follow(self, *steps: int, also: Sequence[str] = (), words: Mapping[str, str] | None = None) -> list[Any]:
         """Run the page's lines of these steps, with ``words`` for its capitals; what each but a start printed as JSON."""
         lines = [arguments for step, arguments in page(self.page) if step in steps]
-        return [self._line([*(words.get(part, part) for part in line), *also]) for line in lines]
+        return [self._line([*((words or {}).get(part, part) for part in line), *also]) for line in lines]
 
     def _line(self, arguments: list[str]) -> Any:
         room, action, name = arguments[:3]

@@ -171,10 +171,20 @@ def test_a_run_starts_without_what_only_some_runs_or_their_ends_need() -> None:
     assert not slow & set(loaded("import polyclinic.federation, polyclinic.client_app"))
 
 
+def lines_of_code(text: str) -> int:
+    """The lines of a module that are not of a docstring."""
+    tree = ast.parse(text)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docstrings = [
+        node.body[0] for node in ast.walk(tree) if isinstance(node, documented) and ast.get_docstring(node) is not None
+    ]
+    return len(text.splitlines()) - sum(doc.end_lineno - doc.lineno + 1 for doc in docstrings if doc.end_lineno)
+
+
 def test_a_hospital_loads_what_a_message_needs_and_no_games_flows_or_marginals() -> None:
     ours = [name for name in loaded("import polyclinic.client_app") if name.split(".")[0] == "polyclinic"]
-    lines = sum(len(Path(str(find_spec(name).origin)).read_text().splitlines()) for name in ours)  # type: ignore[union-attr]
-    assert len(ours) <= 130 and lines <= 15_000
+    lines = sum(lines_of_code(Path(str(find_spec(name).origin)).read_text()) for name in ours)  # type: ignore[union-attr]
+    assert len(ours) <= 130 and lines <= 12_650
     train = "import pathlib, tempfile\nfrom tests.client import test_hospital as t\n"
     train += "assert t.train(t.make_hospital(pathlib.Path(tempfile.mkdtemp()))).has_content()"
     for name in (*ours, *loaded(train)):

@@ -1,7 +1,7 @@
 """What ledgers say, as the JSON that the command line prints and a run's summary carries; an infinite epsilon is None.
 
-A statement is read from the file. The function ``detailed`` adds what follows from its events: other deltas, each run by itself, what
-left outside epsilon, and what still fits into the budget.
+A statement is read from the file. The function ``detailed`` adds what follows from its events: other deltas, each run by
+itself, what left outside epsilon, and what still fits into the budget.
 """
 
 from __future__ import annotations

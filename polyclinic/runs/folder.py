@@ -111,7 +111,13 @@ class Run:
     def create(cls, config: RunConfig, *, comparison: bool = False, pictures: bool = True) -> Run:
         """A new folder under ``config.out`` with the resolved configuration and the coordinator's versions.
 
-        ``comparison``: the run is to be compared, which a resumed run must know too. ``pictures``: its report has them.
+        Args:
+            config: Of the run.
+            comparison: The run is to be compared, which a resumed run must know too.
+            pictures: Its report has them.
+
+        Raises:
+            ConfigError: where no folder can be made.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         run = cls(Path(config.out).expanduser().resolve() / name, pictures)

@@ -399,12 +399,15 @@ class Run:
         self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
         *, synthesizer: Synthesizer | None = None, predictions: pd.DataFrame | None = None,
     ) -> None:  # fmt: skip
-        """All results but the report, which goes last.
+        """Write all results but the report, which goes last.
 
         Args:
+            summary: The run's summary, as plain values.
             rows: The history's rows.
             arrays: The model's, by name.
-            scale: What the model's inputs are standardised by.
+            scale: What the model's inputs are standardised by; None where they are not.
+            schema: Of the run.
+            synthesizer: What draws synthetic patients, which gets a file of its own; None of a run without one.
             predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd

@@ -271,7 +271,7 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
 
     Args:
         context: Flower's context of the node, with its node-config.
-        request: The message; in a simulation it has the partition's number and the folder of ledgers.
+        request: The message; in a simulation it has the partition's number and the folder of simulated hospitals.
         config: The run's configuration.
 
     Raises:

@@ -426,11 +426,11 @@ class Program(ABC):
         Args:
             schema: Of the run.
             arrays: What hospitals were sent for evaluation.
-            private: Whether metrics are private, so that no patient's scores may depend on another's.
+            private: No patient's scores may depend on another's, as where metrics are private.
 
         Raises:
-            ConfigError: for arrays that are no model, and where metrics are private for those by which one patient's scores would
-                depend on another's.
+            ConfigError: for arrays that are no model, and with ``private`` for those by which one patient's scores would depend
+                on another's.
         """
         self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 

@@ -59,9 +59,9 @@ class Synthetic(Program):
         """Nothing is refused: a linear classifier scores every patient apart.
 
         Args:
-            schema: Of the run.
-            arrays: Of the classifier.
-            private: Whether metrics are private.
+            schema: Not used.
+            arrays: Not used.
+            private: Not used.
         """
 
     def notes(self, state: State, scored: bool) -> list[str]:

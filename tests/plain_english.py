@@ -120,7 +120,9 @@ def _of_code(path: str, text: str) -> Iterator[Place]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and not node.name.startswith("_"):
             given = [each.arg for each in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
             given = [name for name in given if name not in ("self", "cls")]
-            if len(given) >= PARAMETERS and "Args:" not in (ast.get_docstring(node) or ""):
+            described = ast.get_docstring(node)
+            inherited = described is None and node not in tree.body  # an override's words are its base's
+            if len(given) >= PARAMETERS and not inherited and "Args:" not in (described or ""):
                 yield Place(path, node.lineno, "args", f"{node.name}({', '.join(given)})")
 
 

@@ -28,7 +28,13 @@ def split_position(patient_id: str, salt: str = "polyclinic") -> float:
 
 
 def is_test_patient(patient_id: str, fraction: float, salt: str = "polyclinic") -> bool:
-    """Whether a patient belongs to the test side, which holds about ``fraction`` of all patients."""
+    """Return whether a patient belongs to the test side, which holds about ``fraction`` of all patients.
+
+    Args:
+        patient_id: The patient's id as text.
+        fraction: The held-out share of patients, from 0 to 1.
+        salt: Another one gives another split.
+    """
     return split_position(patient_id, salt) < fraction
 
 

@@ -94,8 +94,7 @@ def check_columns(schema: Schema, names: tuple[str, ...]) -> None:
 
 
 def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tuple[Schema, dict[str, dict[str, Any]]]:
-    """Return the schema with what ``counted`` says of its columns, and for each of those the numbers that it was read
-    from.
+    """Return the schema with what ``counted`` says of its columns, and for each of those what changed.
 
     A numeric column gets the bounds of its quantiles (and ``clip``), centre, spread and fill. A categorical one or a
     code set gets the categories that enough patients have, the rest as ``other``. Every column gets a fill, its mean or
@@ -106,6 +105,9 @@ def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tu
         schema: The draft.
         counted: By column, the counts of its cells and their error.
         rules: How counts become bounds, categories and roles.
+
+    Returns:
+        The better schema, and by column the share ``missing``, whether it was ``dropped``, and the fields that changed.
 
     Raises:
         DataError: When no feature is left.

@@ -283,7 +283,7 @@ def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column |
         level: The level of the labels, from 1.
 
     Returns:
-        The column as it is where it has neither bounds nor categories. None where all labels are one.
+        A categorical column without categories stays as it is. None where all labels are one.
     """
     if column.bounds is not None:
         cells: Sequence[Any] = hierarchy.points(*column.bounds, level).tolist()

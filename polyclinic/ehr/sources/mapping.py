@@ -1,7 +1,7 @@
 """The mapping file: which table gives which column of the schema, written by a person and checked before any reading.
 
-What it does not say of a table's columns follows from the table's layout: the usual columns of the tables of events in
-the databases that hospitals share, in lower case. These are:
+What it does not say of a table's columns follows from the table's layout. A layout has the usual columns of the tables
+of events in the databases that hospitals share, in lower case:
 
 - OMOP CDM 5.4 (ohdsi.github.io/CommonDataModel);
 - MIMIC-III 1.4 and MIMIC-IV 2.2 (mimic.mit.edu);

@@ -138,8 +138,7 @@ def texts(values: pd.Series) -> list[str]:
 
 
 def codes(values: pd.Series, column: Column, source: str) -> Ints:
-    """Return (rows,) indices into the column's categories, -1 where missing; an unknown category is the column's
-    ``other``.
+    """Return (rows,) indices into the column's categories, -1 where missing; an unknown category is the column's ``other``.
 
     Args:
         values: (rows,) cells, named as the column.

@@ -33,8 +33,7 @@ class Encoded:
 
 
 def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
-    """Return the features (and the label, if present) of ``records`` as arrays, columns in the order of
-    ``feature_names``.
+    """Return the features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
 
     Args:
         records: The table, one row for each record.
@@ -194,8 +193,7 @@ def decode(encoded_x: Floats, schema: Schema) -> pd.DataFrame:
 
 
 def column_values(encoded_x: Floats, schema: Schema, name: str) -> Floats:
-    """Return (rows,) cells of one feature column as numbers in its unit, or as numbers of its categories; NaN where
-    missing.
+    """Return (rows,) cells of one feature column as numbers in its unit, or as numbers of its categories; NaN where missing.
 
     Args:
         encoded_x: (rows, features) encoded records.

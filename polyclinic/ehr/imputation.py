@@ -101,8 +101,7 @@ class Imputer:
             )
 
     def fill(self, x: Floats, schema: Schema, rng: np.random.Generator | None = None) -> Floats:
-        """Return the rows with missing entries at their conditional mean, or with ``rng`` at a draw; within the
-        encoding's range.
+        """Return the rows with missing entries at their conditional mean, or at a draw, within the encoding's range.
 
         A row's result is a function of that row and this imputer alone. A one-hot's entries become shares that add up
         to one where they are means, and one category where they are drawn.

@@ -47,9 +47,9 @@ class Column(Declared):
 
     Args:
         name: The column's name in the records.
-        role: ``duration`` is a number of the time until an event or until a patient was last seen. ``event`` is whether
-            that was the event; together they are the label. ``time`` is the date of a row, by which patients may be
-            split.
+        role: A ``duration`` is a number of the time until an event or until a patient was last seen. An ``event`` is
+            whether that was the event; together they are the label. A ``time`` is the date of a row, by which patients
+            may be split.
         unit: The unit of the cells.
         bounds: Public (low, high) of continuous, integer and trajectory columns, in ``unit``.
         categories: Public values of categorical, ordinal (in order) and code_set (the vocabulary) columns. For a binary

@@ -136,7 +136,7 @@ def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]
         source: The table's name in messages.
 
     Raises:
-        DataError: Where the patient_id column is missing or ``identifiers`` refuses a cell.
+        DataError: Where the patient_id column or a cell of it is missing.
     """
     if schema.patient_id is None:
         return [str(row + 1) for row in range(len(records))]

@@ -225,8 +225,7 @@ def resamples(
 
 
 def weighted_auroc(positive: Bools, score: Floats, weights: Floats) -> Floats:
-    """Return (b,) chance that a positive row scores above a negative one, ties half, in each resample; NaN with one
-    class.
+    """Return (b,) chance that a positive row scores above a negative one, ties half, in each resample; NaN with one class.
 
     Args:
         positive: (n,) whether each row is positive.

@@ -229,8 +229,7 @@ def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weight
 
 
 def _quantile_metrics(objective: Quantile, labels: Labels, scores: Floats, weights: Floats) -> Floats:
-    """(B, M) of predicted quantiles: the error of the one nearest to the median, the mean pinball loss, and the share
-    covered.
+    """(B, M) of predicted quantiles: the error of the one nearest to the median, the mean pinball loss, and the share covered.
 
     The loss is in the label's unit. The share is that of labels between the lowest and the highest quantile, or up to
     the only one. The last column is the mean loss of the objective.

@@ -45,7 +45,7 @@ def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
 
     Returns:
         auroc, auprc: Of class 1 for K = 2, else the macro mean of one class against the rest over the classes present
-        in ``y``. Both are ``None`` when ``y`` holds one class only. auprc is the average precision.
+            in ``y``. Both are ``None`` when ``y`` holds one class only. auprc is the average precision.
         accuracy: Of the likeliest class.
         loss: Mean cross-entropy in nats.
         brier: Mean squared error of ``scores[:, 1]`` for K = 2, else of all K columns summed.
@@ -141,9 +141,9 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
         sensitivity_at_90: The largest sensitivity at any threshold whose specificity is at least 0.9; for K = 2 only.
         calibration_error: Expected calibration error, over 10 bins of equal width (Naeini et al. 2015).
         calibration_in_the_large: Mean probability less share. Like the error it is of class 1 for K = 2, else of the
-        likeliest class (Guo et al. 2017).
+            likeliest class (Guo et al. 2017).
         calibration_slope: Of a logistic regression of whether it came about on the probability's logit (Cox 1958). 1 is
-        true, below 1 probabilities are too extreme.
+            true, below 1 probabilities are too extreme.
     """
     classes, total = scores.shape[1], weights.sum(axis=1)
     guessed, one_hot = scores.argmax(axis=1), labels[:, None] == np.arange(classes)

@@ -55,8 +55,7 @@ def inverse_chances(time: Floats, event: Bools) -> Floats:
 
 
 def concordance(time: Floats, event: Bools, risk: Floats, weights: Floats, counts: Floats | None = None) -> Floats:
-    """Return (B,) the share of pairs in which the patient with the earlier event has the higher ``risk``; ties count
-    half.
+    """Return (B,) the share of pairs in which the patient with the earlier event has the higher ``risk``; ties count half.
 
     A pair is a patient with the event and one who was seen longer, or who was censored at the same time (Harrell 1996).
     NaN without a pair.
@@ -113,8 +112,7 @@ def brier_scores(time: Floats, event: Bools, survival: Floats, ends: Floats) -> 
 
 
 def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
-    """Return (n, T) whether each row had no event until each of the times, and the inverse chance of knowing it, else
-    0.
+    """Return (n, T) whether each row had no event until each of the times, and the inverse chance of knowing it, else 0.
 
     A row that is censored at such a time had no event until then.
 
@@ -139,8 +137,7 @@ def over_time(values: Floats, ends: Floats) -> Floats:
 
 
 def auroc_at(time: Floats, event: Bools, risk: Floats, at: float, weights: Floats) -> Floats:
-    """Return (B,) the chance that a row with the event until ``at`` has a higher ``risk`` than one without it; ties
-    count half.
+    """Return (B,) the chance that a row with the event until ``at`` has a higher ``risk`` than one without it; ties count half.
 
     Cumulative cases, weighted by ``inverse_chances``, and dynamic controls (Uno et al. 2007, Hung and Chiang 2010). NaN
     without both.

@@ -194,7 +194,7 @@ def uniqueness(
         A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first.
 
     Raises:
-        DataError: As ``equivalence_classes``, and for more sets than ``MOST_SETS``.
+        DataError: For a column that is not there, and for more sets than ``MOST_SETS``.
     """
     require(records, quasi, "quasi")
     numbers, patient = {name: cell_numbers(records[name]) for name in quasi}, patient_numbers(records, unit)

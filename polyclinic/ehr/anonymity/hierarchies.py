@@ -274,8 +274,7 @@ def doubling(low: float, high: float, whole: bool) -> tuple[float, ...]:
 
 
 def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column | None:
-    """Return the column as its labels of a level are: ordinal where it has public bounds, else of its categories'
-    labels.
+    """Return the column as its labels of a level are: ordinal where it has public bounds, else of its categories' labels.
 
     Args:
         column: The column of the schema.

@@ -123,8 +123,7 @@ def _hierarchy(values: pd.Series, declared: Mapping[str, Hierarchy], schema: Sch
 
 
 def fitting_schema(schema: Schema, release: Release, dropped: Sequence[str]) -> Schema:
-    """Return the schema for ``release.records``: generalised columns become ordinal or categorical, those of ``*``
-    alone leave.
+    """Return the schema for ``release.records``: generalised columns become ordinal or categorical, those of ``*`` alone leave.
 
     Categories follow from the schema's own bounds and categories. Where classes have labels of their own (mondrian)
     they are the labels that occur, which is not private.
@@ -181,8 +180,7 @@ def height(ladders: Sequence[Ladder], levels: Sequence[int]) -> float:
 
 
 def precision(ladders: Sequence[Ladder], levels: Sequence[int], kept: Bools) -> float:
-    """Return 1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002,
-    Prec.
+    """Return 1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002, Prec.
 
     Args:
         ladders: Of each quasi-identifier.

@@ -63,8 +63,7 @@ _DIAGNOSES = {
 
 
 def stays(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.DataFrame:
-    """Return one row for each of the 2,520 stays, in the order of ``patient``: keys, features as published, and
-    ``died``.
+    """Return one row for each of the 2,520 stays, in the order of ``patient``: keys, features as published, and ``died``.
 
     -1, which the APACHE tables write for a value that was not taken, is missing; died is missing where the state at
     discharge is. No other column of the tables is read.

@@ -58,8 +58,7 @@ _BOUNDS = {column.name: column.bounds for column in SCHEMA.features if column.bo
 
 
 def auroc_ceiling() -> float:
-    """Return the AUROC of the true probability of death in a large population: what no prediction from the records
-    exceeds.
+    """Return the AUROC of the true probability of death in a large population: what no prediction from the records exceeds.
 
     The logit is normal with mean INTERCEPT and variance SPREAD^2 + HOSPITAL_SPREAD^2. The chance that a patient who
     dies has the higher logit is an integral over two such variables, here by the trapezoidal rule.

@@ -322,8 +322,7 @@ def _whole(
 
 
 def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.Series, list[str]]:
-    """Return (rows,) patients with the hospital's name before the number, and a note where numbers are at several
-    hospitals.
+    """Return (rows,) patients with the hospital's name before the number, and a note where numbers are at several hospitals.
 
     Args:
         patient: The name of the patient column, for the note.

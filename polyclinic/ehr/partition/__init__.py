@@ -100,8 +100,7 @@ def check_partitioner(name: str) -> Plan:
 def partition(
     records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0
 ) -> dict[str, pd.DataFrame]:
-    """Return the records of each site: those of its rows (``partition_rows``), as the site measures them, renumbered
-    from 0.
+    """Return the records of each site: those of its rows (``partition_rows``), as the site measures them, renumbered from 0.
 
     Args:
         records: The table, one row for each record.
@@ -143,8 +142,7 @@ def measured(
 def partition_rows(
     records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0, dealer: Dealer | None = None
 ) -> dict[str, Ints]:  # fmt: skip
-    """Return the row indices of each site, by site name in sorted order; the same for the same arguments, on any
-    machine.
+    """Return the row indices of each site, by site name in sorted order; the same for the same arguments, on any machine.
 
     Args:
         records: The table, one row for each record.

@@ -227,8 +227,7 @@ def feature_shift(
 
 
 def power_law(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
-    """Return a few large sites and many small ones: sizes in proportion to rank^-alpha (Zipf), ranks and patients at
-    random.
+    """Return a few large sites and many small ones: sizes in proportion to rank^-alpha (Zipf), ranks and patients at random.
 
     Args:
         records: The table, one row for each record.

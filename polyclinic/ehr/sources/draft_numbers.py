@@ -99,8 +99,7 @@ def number_of_cells(chosen: pd.Series, name: str) -> str:
 
 
 def convert_units(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str | None:
-    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not
-    convert.
+    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert.
 
     Args:
         name: The column's name, which may say whose concentration it is.

@@ -24,8 +24,7 @@ _NUMERIC = ("continuous", "integer", "binary")
 
 
 def visit_times(cells: pd.Series, name: str, hospitals: pd.Series | None = None) -> Floats:
-    """Return (rows,) times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is
-    neither.
+    """Return (rows,) times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is neither.
 
     Args:
         cells: (rows,) texts, "" where missing.

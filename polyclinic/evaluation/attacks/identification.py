@@ -1,5 +1,4 @@
-"""What a synthetic table gives away: closest records, and the risks that data offices name: singling out, linking,
-inferring.
+"""What a synthetic table gives away: closest records, and the risks that data offices name: singling out, linking, inferring.
 
 Each attack is made with the synthetic table on patients who took part. It is also made on patients who did not (the
 control, which shows what the population tells of anybody), and without the table (the naive guess). Giomi, Boenisch,
@@ -38,8 +37,7 @@ class Table:
 
     @classmethod
     def of(cls, x: Floats, y: Ints, schema: Schema) -> Table:
-        """Return the table of encoded records: a trajectory's visits are columns of their own, and so is each code of a
-        set.
+        """Return the table of encoded records: a trajectory's visits are columns of their own, and so is each code of a set.
 
         Args:
             x: (n, F) features as encoded, without scaling.
@@ -176,8 +174,7 @@ class Predicates:
 
 
 def singling_out(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
-    """Return the risk of singling out: how often does one patient alone satisfy a predicate that one synthetic row
-    alone satisfies?
+    """Return the risk of singling out: how often one patient alone satisfies a predicate of one synthetic row alone.
 
     Of as many synthetic rows as patients of either side, since few rows are easier to tell apart. A predicate is of two
     to four columns of a random row: a category as it is, a number at least or at most its value, whichever is rarer.

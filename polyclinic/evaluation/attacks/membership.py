@@ -91,8 +91,7 @@ def judge(
 
 
 def true_alarms(members: Floats, non_members: Floats, false_alarms: float) -> Interval:
-    """Return the share of members above the lowest threshold that no more than ``false_alarms`` of the non-members
-    pass.
+    """Return the share of members above the lowest threshold that no more than ``false_alarms`` of the non-members pass.
 
     Carlini et al. 2022: what finds few, but surely.
 
@@ -203,8 +202,7 @@ def assignment(patients: int, shadows: int, share: float, rng: np.random.Generat
 
 
 def likelihood_ratios(target: Floats, shadows: Floats, inside: Bools) -> Floats:
-    """Return (n,) log likelihood ratios of having taken part, by the confidences of the attacked model and of shadow
-    models.
+    """Return (n,) log likelihood ratios of having taken part, by the confidences of the attacked model and of shadow models.
 
     Each patient's confidence is normal about a mean of its own, with and without it; the two spreads are all patients',
     as is best for few models. Carlini et al. 2022, Algorithm 1.

@@ -55,8 +55,7 @@ def panels(
 
 
 def panel(title: str, caption: str, ax: Axes | None = None, height: float = 3.7) -> tuple[Figure, Axes]:
-    """Return a new figure of one panel with its axes, or ``ax`` with its figure, prepared likewise under the title
-    alone.
+    """Return a new figure of one panel with its axes, or ``ax`` with its figure, prepared likewise under the title alone.
 
     Args:
         title: The figure's title.

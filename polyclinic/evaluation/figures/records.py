@@ -136,8 +136,7 @@ def _alone(column: pd.Series) -> float:
 
 
 def plot_class_sizes(before: Ints, after: Ints, k: int) -> Figure:
-    """Plot the share of patients who share their quasi-identifiers with at most so many, before and after; k is a
-    dashed line.
+    """Plot the share of patients who share their quasi-identifiers with at most so many, before and after; k is a dashed line.
 
     Args:
         before, after: Patients in each class, not empty.

@@ -211,8 +211,7 @@ def plot_transfer(scores: Mapping[str, Mapping[str, Interval]], metric: str, cha
 def plot_probabilities(
     found: Mapping[str, Probabilities], patients: int, title: str = "Codes: real against synthetic"
 ) -> Figure:
-    """Plot the share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they
-    agree.
+    """Plot the share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they agree.
 
     Both axes are logarithmic; a code that a table lacks lies on the axis' first line, at half a patient.
 

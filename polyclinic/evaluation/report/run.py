@@ -56,8 +56,7 @@ _SECTIONS = ("training", "analysis", "utility", "shapes", "quality", "transfer",
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
-    """Write a run's ``report.html`` and ``model_card.md`` into its folder, or ``page`` alone, and return the page's
-    path.
+    """Write a run's ``report.html`` and ``model_card.md`` into its folder, or ``page`` alone, and return the page's path.
 
     Args:
         run_dir: The run's folder; its files other than summary.json and rounds.parquet are optional.

@@ -112,7 +112,7 @@ def compare(scores: Floats, real: Bools) -> dict[str, Any]:
         difference: Of means, real less synthetic, with Welch's interval (1947).
         u, p: Mann and Whitney 1947, of the real ones, two-sided.
         auc: u / (n real x n synthetic), the chance that a real patient scores above a synthetic one, ties half, with
-        its bootstrap interval over patients.
+            its bootstrap interval over patients.
         detectable: The difference that a review of this size and spread would find significant in 80 of 100 cases.
         real, synthetic: The number of patients, mean and standard deviation of each.
     """

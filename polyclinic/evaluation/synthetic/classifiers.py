@@ -68,8 +68,7 @@ def transfer(
     patients: NDArray[np.generic] | None = None,
     classifiers: Sequence[str] = tuple(CLASSIFIERS),
 ) -> dict[str, dict[str, Judged]]:
-    """Return what classifiers trained on each table are worth on real test rows: by table ("real" first), then by
-    classifier.
+    """Return what classifiers trained on each table are worth on real test rows: by table ("real" first), then by classifier.
 
     A table is x (n, F) finite numbers and y (n,) classes 0..K-1. Metrics: accuracy; AUROC and F1 of class 1, for K > 2
     their mean over the classes of the test rows. A table of one class trains nothing: all ``None``. Features are

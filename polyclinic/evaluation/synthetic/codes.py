@@ -123,8 +123,7 @@ def per_patient(real: ArrayLike, synthetic: ArrayLike) -> PerPatient:
 
 
 def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: int = 100) -> Predictions:
-    """Return the dimension-wise prediction (Choi et al. 2017; Xie et al. 2018) of the most frequent codes of real
-    patients.
+    """Return the dimension-wise prediction (Choi et al. 2017; Xie et al. 2018) of the most frequent codes of real patients.
 
     Each code is predicted from all J - 1 others by a logistic regression with a unit L2 penalty, at a probability of
     one half.

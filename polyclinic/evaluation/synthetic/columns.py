@@ -118,8 +118,7 @@ def category(real: pd.Series, synthetic: pd.Series) -> Categorical:
 def pairs(
     real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = (), bins: int = BINS
 ) -> pd.DataFrame:
-    """Return (F, F) by column name: 1 - the total variation distance of each pair's contingency tables; on the
-    diagonal, of one.
+    """Return (F, F) by column name: 1 - the total variation distance of each pair's contingency tables; on the diagonal, of one.
 
     A missing value is a category of its own. All pairs come from one product of indicator tables.
 

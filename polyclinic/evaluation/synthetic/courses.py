@@ -41,8 +41,7 @@ class Courses:
 
     @classmethod
     def of(cls, x: Floats, y: Ints, schema: Schema) -> Courses | None:
-        """Return the visits in encoded records; None of a schema without trajectories of measurements, or of one step
-        each.
+        """Return the visits in encoded records; None of a schema without trajectories of measurements, or of one step each.
 
         Args:
             x: (n, F) encoded features.

@@ -321,8 +321,7 @@ def course_tables(samples: Mapping[str, Sample]) -> dict[str, Any] | None:
 
 
 def histograms(real: Sample, synthetic: Sample, judged: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return shares by value of the columns that are least alike, at most eight: ``edges`` or ``categories``, and the
-    shares.
+    """Return shares by value of the columns that are least alike, at most eight: ``edges`` or ``categories``, and the shares.
 
     Args:
         real: The held-out patients.

@@ -293,7 +293,7 @@ def key_in(path: Path) -> bytes:
 def shift_days(patient: str, key: bytes, most: int) -> int:
     """Return the days, from -most to most, by which a patient's dates move: the same for one patient and key.
 
-    HMAC-SHA-256 of the patient gives the number.
+    HMAC-SHA-256 of the patient under the key gives the number.
 
     Args:
         patient: The patient's id as text.

@@ -39,7 +39,7 @@ compose: $(STAMP)
 	$(BIN)/python -m pytest -m compose -n 0 -rs --durations 5
 
 check: lint types
-	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not compose' tests/packaging/test_rooms.py tests/privacy/ledger/test_ledger.py tests/privacy/test_clipping.py tests/privacy/accounting/test_composition.py tests/privacy/test_streams.py tests/ehr/test_schema.py tests/ehr/test_expressions.py tests/ehr/test_shard.py tests/models/test_gan.py tests/training/test_losses.py tests/client/test_enrolment.py tests/server/exchange/test_merging.py tests/strategies/test_faults.py tests/front/test_config.py
+	$(BIN)/python -m pytest -q -n 2 -m 'not slow and not compose' tests/packaging/test_rooms.py tests/packaging/test_plain_english.py tests/privacy/ledger/test_ledger.py tests/privacy/test_clipping.py tests/privacy/accounting/test_composition.py tests/privacy/test_streams.py tests/ehr/test_schema.py tests/ehr/test_expressions.py tests/ehr/test_shard.py tests/models/test_gan.py tests/training/test_losses.py tests/client/test_enrolment.py tests/server/exchange/test_merging.py tests/strategies/test_faults.py tests/front/test_config.py
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -30,13 +30,26 @@ def own_identity(call: Call[A]) -> bytes:
 
 
 def signed(call: Call[A], name: str, stated: bytes) -> Arrays:
-    """The answer that holds a statement as ``name``, (32,) uint8, and this hospital's ``signature`` of it, (64,) uint8."""
+    """The answer that holds a statement as ``name``, (32,) uint8, and this hospital's ``signature`` of it, (64,) uint8.
+
+    Args:
+        call: The message; its hospital signs with its own identity.
+        name: The name under which the statement is in the answer.
+        stated: The statement, 32 bytes.
+    """
     signature = sign(own_identity(call), stated)
     return {name: np.frombuffer(stated, dtype=np.uint8), "signature": np.frombuffer(signature, dtype=np.uint8)}
 
 
 def keys_statement(call: Call[A], site: int, sealing: bytes, mask: bytes) -> bytes:
-    """States that a hospital's keys are those of place ``site``."""
+    """States that a hospital's keys are those of place ``site``.
+
+    Args:
+        call: The message; its run and round are part of the statement.
+        site: The hospital's index in the sum.
+        sealing: The public key to which others seal their shares.
+        mask: The public key from which pairs of hospitals derive their masks.
+    """
     return statement("keys", call.request.run, call.request.round, site, sealing.hex(), mask.hex())
 
 
@@ -46,16 +59,30 @@ def terms_statement(call: Call[A], listed: str) -> bytes:
 
 
 def outcome_statement(call: Call[A], secrets: Arrays, survivors: list[int]) -> bytes:
-    """States the terms, the question that was trained on, for whom the update was masked, and whose updates arrived."""
+    """States the terms, the question that was trained on, for whom the update was masked, and whose updates arrived.
+
+    Args:
+        call: The message; its run and round are part of the statement.
+        secrets: The hospital's file of the round, with ``terms``, ``question`` and ``parties``.
+        survivors: The indices of the hospitals whose updates arrived.
+    """
     terms, question = secrets["terms"].tobytes().hex(), secrets["question"].tobytes().hex()
     parties = secrets["parties"].tolist()
     return statement("outcome", call.request.run, call.request.round, terms, question, parties, survivors)
 
 
 def check_keys_signed(call: Call[A], public: Arrays, peers: list[int]) -> None:
-    """Raises PolyclinicError unless each pair of keys was signed for its place by an identity of its own.
+    """Checks that each pair of keys was signed for its place by an identity of its own.
 
     Where the policy has a list of known hospitals, every identity must be on it or the hospital's own.
+
+    Args:
+        call: The message of the round.
+        public: ``sealing``, ``mask``, ``identity`` and ``signature`` of each hospital, uint8, one row each.
+        peers: The hospitals' indices, in the order of the rows.
+
+    Raises:
+        PolyclinicError: A signature is missing or wrong, an identity comes twice, or the policy does not know it.
     """
     count, policy = len(peers), call.hospital.policy
     if public["identity"].shape != (count, KEY_BYTES) or public["signature"].shape != (count, SIGNATURE_BYTES):
@@ -72,9 +99,17 @@ def check_keys_signed(call: Call[A], public: Arrays, peers: list[int]) -> None:
 
 
 def check_terms_signed(call: Call[TrainRequest], secrets: Arrays, parties: Sequence[int]) -> None:
-    """Raises PolyclinicError unless every one of the ``parties`` signed the terms as this hospital was told them.
+    """Checks that every one of the ``parties`` signed the terms as this hospital was told them.
 
-    They hold the configuration of this very call: one that changed since the terms were signed is refused as well.
+    The terms hold the configuration of this very call: one that changed since they were signed is refused as well.
+
+    Args:
+        call: The request to train, with one signature for each party.
+        secrets: The hospital's file of the round, with ``listed`` and the identities of all hospitals.
+        parties: The indices of the hospitals for which this one would mask, in the order of the signatures.
+
+    Raises:
+        PolyclinicError: A signature is missing or is not of these terms.
     """
     signatures = call.request.secure_signatures or []
     if len(signatures) != len(parties):
@@ -91,7 +126,16 @@ def check_terms_signed(call: Call[TrainRequest], secrets: Arrays, parties: Seque
 
 
 def check_outcome_signed(call: Call[A], secrets: Arrays, received: Arrays) -> None:
-    """Raises PolyclinicError unless the threshold of survivors signed the outcome that this hospital signed."""
+    """Checks that at least the threshold of survivors signed the outcome that this hospital signed.
+
+    Args:
+        call: The message of the round.
+        secrets: The hospital's file of the round, with ``survivors``, ``outcome``, ``threshold`` and the identities.
+        received: ``signers``, the sorted indices of those who signed, and their ``signatures``, (signers, 64) uint8.
+
+    Raises:
+        PolyclinicError: The signatures are not one from each signer, or fewer than the threshold are valid.
+    """
     survivors, signers = secrets["survivors"].tolist(), received["signers"].tolist()
     if signers != sorted(set(signers) & set(survivors)) or received["signatures"].shape != (
         len(signers),

@@ -1,5 +1,8 @@
-"""What a hospital answers in a run beside training, for one call or for a simulation's many: its patients' sums before the
-first round, and after the last which generators are best. Charged before a record is looked at."""
+"""What a hospital answers in a run beside training, for one call or for a simulation's many.
+
+That is its patients' sums before the first round, and after the last which generators are best. Both are charged before
+a record is looked at.
+"""
 
 from __future__ import annotations
 

@@ -42,8 +42,10 @@ def each(answer: Callable[[Call[R]], T], calls: Sequence[Call[R]]) -> list[T | E
 
 
 def ledger_fields(hospital: Hospital, spent: float) -> dict[str, str | float]:
-    """What every reply says of the ledger; a real hospital's also how often it was charged what, since only so can the
-    server compose it with others' for a patient of several hospitals.
+    """What every reply says of the ledger: the site, its epsilon and its delta.
+
+    A real hospital's also says how often it was charged what. Only so can the server compose it with others' for a
+    patient of several hospitals.
     """
     said: dict[str, str | float] = {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}
     return said if hospital.simulated else said | {"charged": to_text(past_all(open_ledgers([hospital]))[0])}
@@ -52,7 +54,17 @@ def ledger_fields(hospital: Hospital, spent: float) -> dict[str, str | float]:
 def reply(
     hospital: Hospital, arrays: Arrays, metrics: dict[str, float], spent: float, key: str = "arrays"
 ) -> RecordDict:
-    """``spent`` is the ledger's epsilon after this call, in its own record so that strategies do not average it."""
+    """The content of a reply: arrays, metrics, and what the ledger has spent.
+
+    The ledger's numbers are in a record of their own, so that strategies do not average them.
+
+    Args:
+        hospital: The hospital that replies.
+        arrays: What is sent as an ArrayRecord; no record where it is empty.
+        metrics: Numbers that a strategy may average, by name.
+        spent: The ledger's epsilon after this call.
+        key: The name of the ArrayRecord.
+    """
     content = filled(RecordDict(), {
         "metrics": filled(MetricRecord(), metrics),
         RECORD: filled(ConfigRecord(), ledger_fields(hospital, spent)),

@@ -45,7 +45,16 @@ def check_names(hospital: Hospital, config: RunConfig) -> None:
 
 
 def check_mods(site: str, policy: Policy, config: RunConfig) -> None:
-    """Raises BudgetRefused, before any code of it is loaded, for a mod that the policy does not allow."""
+    """Checks, before any code of it is loaded, that the policy allows each mod of the run.
+
+    Args:
+        site: The hospital's name, for the message.
+        policy: The hospital's policy, with its ``allowed_mods``.
+        config: The run's configuration, which names the mods.
+
+    Raises:
+        BudgetRefused: The policy does not allow a mod.
+    """
     for name in config.mod_names:
         _check_allowed(site, "the mods ", name, policy.allowed_mods)
 
@@ -58,7 +67,16 @@ def _check_allowed(site: str, what: str, name: str, allowed: Sequence[str], of: 
 
 
 def check_task(hospital: Hospital, task: str, private: bool) -> None:
-    """Raises BudgetRefused when the policy does not allow the task, or work without privacy."""
+    """Checks that the policy allows the task, and work without privacy where the task has none.
+
+    Args:
+        hospital: The hospital whose policy is asked.
+        task: The task's name.
+        private: Whether noise is added; False asks for exact numbers.
+
+    Raises:
+        BudgetRefused: The policy does not allow the task, or work without privacy.
+    """
     policy = hospital.policy
     _check_allowed(hospital.site, "", task, policy.allowed_tasks)
     if not private and not policy.allow_without_privacy:
@@ -66,11 +84,18 @@ def check_task(hospital: Hospital, task: str, private: bool) -> None:
 
 
 def check_policy(hospital: Hospital, task: str, noise_multiplier: float | None, local_steps: int = 0) -> None:
-    """Raises BudgetRefused when the policy does not allow the task, its noise or length, or work without privacy.
+    """Checks that the policy allows the task, its noise and length, and work without privacy where there is no noise.
 
-    noise_multiplier: the standard deviation of Gaussian noise over the most that one patient added or removed changes, in
-    each release or step; of a mechanism with a pure epsilon, ``1 / epsilon``, which is also the scale of Laplace noise over
-    that change. None asks for exact numbers.
+    Args:
+        hospital: The hospital whose policy is asked.
+        task: The task's name.
+        noise_multiplier: The standard deviation of Gaussian noise over the most that one patient added or removed
+            changes, in each release or step. Of a mechanism with a pure epsilon it is ``1 / epsilon``, which is also
+            the scale of Laplace noise over that change. None asks for exact numbers.
+        local_steps: The steps that a round takes; 0 for a task without steps.
+
+    Raises:
+        BudgetRefused: The policy does not allow one of them.
     """
     policy = hospital.policy
     check_task(hospital, task, noise_multiplier is not None)
@@ -89,7 +114,13 @@ def check_policy(hospital: Hospital, task: str, noise_multiplier: float | None, 
 def local_half(hospital: Hospital, config: RunConfig, wanted: bool) -> LocalHalf:
     """What the strategy has the hospital do in a round; plain steps unless the coordinator says that there is more.
 
-    Raises BudgetRefused, before any code of it is loaded, where the policy does not allow the strategy.
+    Args:
+        hospital: The hospital whose policy is asked.
+        config: The run's configuration, which names the strategy.
+        wanted: Whether the coordinator says that the strategy has a half at hospitals.
+
+    Raises:
+        BudgetRefused: The policy does not allow the strategy; none of its code was loaded.
     """
     if not wanted:
         return PLAIN
@@ -101,16 +132,34 @@ def local_half(hospital: Hospital, config: RunConfig, wanted: bool) -> LocalHalf
 def planned_settings(
     hospital: Hospital, config: RunConfig, noise_multiplier: float | None, with_half: bool
 ) -> TrainSettings:
-    """The settings of the run's rounds as they are known before the first; raises as ``local_half`` does."""
+    """The settings of the run's rounds as they are known before the first.
+
+    Args:
+        hospital: The hospital whose policy is asked.
+        config: The run's configuration.
+        noise_multiplier: Noise over the clip norm; None without privacy.
+        with_half: Whether the strategy has a half at hospitals.
+
+    Raises:
+        BudgetRefused: As ``local_half``.
+    """
     return replace(config_settings(config, noise_multiplier), local=local_half(hospital, config, with_half))
 
 
 def check_terms(hospital: Hospital, config: RunConfig, settings: TrainSettings) -> None:
-    """Raises BudgetRefused when the policy refuses a run of this configuration, whatever its messages will hold; ConfigError
-    where the strategy's local half does not go with the rest of it.
+    """Checks that the policy allows a run of this configuration, whatever its messages will hold.
 
     A hospital checks it when it enrols, so that nothing is charged for a run that it will refuse, and again before each
-    charge. The noise multiplier of ``settings`` is infinite where it is not known yet.
+    charge.
+
+    Args:
+        hospital: The hospital whose policy is asked.
+        config: The run's configuration.
+        settings: The settings of a round; their noise multiplier is infinite where it is not known yet.
+
+    Raises:
+        BudgetRefused: The policy refuses the run.
+        ConfigError: The strategy's local half does not go with the rest of the configuration.
     """
     check_names(hospital, config)
     half, noise_multiplier = settings.local, settings.noise_multiplier
@@ -197,11 +246,20 @@ def train_settings(
 ) -> TrainSettings:
     """The run's settings, with what the strategy has hospitals do.
 
-    A strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does, and ``lr``.
+    A strategy may set ``proximal-mu`` in its own ConfigRecord, as Flower's FedProx does, and ``lr``. Neither is of any
+    weight to epsilon.
 
-    The request has the learning rate where the run leaves it to the noise. Neither is of any weight to epsilon.
-    real: compute in float64 and every patient apart, as a real hospital does, so that a patient's contribution is the same bit
-    for bit whoever else is there.
+    Args:
+        config: The run's configuration.
+        request: The request, which has the learning rate where the run leaves it to the noise.
+        content: The message's records; ``config`` is the strategy's own.
+        real: Compute in float64 and every patient apart, as a real hospital does, so that a patient's contribution is
+            the same bit for bit whoever else is there.
+        half: The strategy's half at hospitals; plain steps by default.
+
+    Raises:
+        ConfigError: ``lr`` or ``proximal-mu`` is out of bounds, or ``proximal-mu`` comes with a half of the strategy's
+            own.
     """
     record = content.get("config")
     said = record if isinstance(record, ConfigRecord) else {}
@@ -234,7 +292,13 @@ def model_arrays(content: RecordDict) -> tuple[str, Arrays]:
 def beside(content: RecordDict, half: LocalHalf, arrays: Arrays) -> dict[str, Arrays]:
     """What the strategy sent beside the model for its half at hospitals, by name.
 
-    Raises ConfigError where something that the half receives is missing, or unlike the model.
+    Args:
+        content: The message's records.
+        half: The strategy's half, which names what it receives.
+        arrays: The model's arrays, whose names and shapes bound what may come.
+
+    Raises:
+        ConfigError: Something that the half receives is missing, not finite, or unlike the model.
     """
     received = {}
     for name in half.receives:

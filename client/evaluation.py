@@ -1,7 +1,8 @@
-"""What a hospital says of a model's quality on its held-out patients: exact metrics within the limits of its policy, or
-private metrics, which are charged to the held-out patients' own ledger.
+"""What a hospital says of a model's quality on its held-out patients.
 
-A model is checked and tried on a made-up row before anything is written down, so that a refusal leaves no trace.
+These are exact metrics within the limits of its policy, or private metrics, which are charged to the held-out patients'
+own ledger. A model is checked and tried on a made-up row before anything is written down, so that a refusal leaves no
+trace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Mods around a hospital's answers, as Flower has them around a ClientApp.
 
-A mod gets copies of what comes and of what leaves, which has its noise, and may change the arrays of the latter, so that whatever
-it does costs no patient anything. The hospital answers the message that came, once; everything but the arrays leaves as it said.
+A mod gets copies of what comes and of what leaves, which has its noise, and may change the arrays of the latter. So
+whatever it does costs no patient anything. The hospital answers the message that came, once; everything but the arrays
+leaves as it said.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from polyclinic.wire.mods import Answering, Mod
 def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:
     """The run's mods around answers of a kind by their names, the outermost first.
 
-    Raises BudgetRefused, before any code of it is loaded, for one that a real hospital's policy does not allow.
+    Args:
+        config: The run's configuration, which names the mods.
+        kind: The kind of message that is answered.
+        context: Flower's context, which tells a real hospital from a simulated one.
+
+    Raises:
+        BudgetRefused: A real hospital's policy does not allow a mod; none of its code was loaded.
     """
     if is_real(context):
         check_mods(*own_policy(context), config)
@@ -32,7 +39,14 @@ def mods_of(config: RunConfig, kind: str, context: Context) -> dict[str, Mod]:
 
 
 def through(mods: dict[str, Mod], answer: Answering, message: Message, context: Context) -> Message:
-    """The answer as it leaves the mods, which are handed neither where the hospital's files lie nor any record."""
+    """The answer as it leaves the mods, which are handed neither where the hospital's files lie nor any record.
+
+    Args:
+        mods: The mods by their names, the outermost first.
+        answer: What answers the message; called once, whatever the mods do.
+        message: The message that came.
+        context: Flower's context of the node.
+    """
     given: list[Message] = []
 
     def innermost(asked: Message, seen: Context) -> Message:

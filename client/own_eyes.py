@@ -49,11 +49,16 @@ def _check_schema(path: Path, hospital: Hospital, run: Run) -> None:
 def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predictions]:
     """The name of the hospital of a ``hospital.toml``, and a finished run's predictions of its own held-out patients.
 
-    For the hospital's own eyes: nothing is sent, charged or written. run: a folder with at least the run's config.toml,
-    schema.toml and model.safetensors. groups: a feature column whose group is told of each row; empty for none.
+    For the hospital's own eyes: nothing is sent, charged or written.
 
-    Raises BudgetRefused for a model or a task that the policy does not allow, before any code of it is loaded; ConfigError for a
-    run under another schema or without a classifier.
+    Args:
+        path: The hospital's ``hospital.toml``.
+        run: A folder with at least the run's config.toml, schema.toml and model.safetensors.
+        groups: A feature column whose group is told of each row; empty for none.
+
+    Raises:
+        BudgetRefused: The policy does not allow the model or the task; none of its code was loaded.
+        ConfigError: The run has another schema or no classifier, or held out nobody here.
     """
     config = run.config()
     hospital = own_hospital(path, config)

@@ -166,8 +166,13 @@ def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
 def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: str) -> Arrays:
     """The words that leave for a difference: clipped, rounded, noised, and masked; uniform to all but the sum.
 
-    Call ``check_upload`` before. The hospital keeps for whom it masked, and what it was asked: ``question`` is the digest, in
-    hexadecimal, of all that must be the same for every hospital of the sum.
+    Call ``check_upload`` before. The hospital keeps for whom it masked, and what it was asked.
+
+    Args:
+        call: The request to train, which names the parties of the sum.
+        trained: The model after training.
+        origin: The model that was sent, from which the difference is taken.
+        question: The digest, in hexadecimal, of all that must be the same for every hospital of the sum.
     """
     secrets, request = read_secrets(call), call.request
     keys = dict(zip(secrets["peers"].tolist(), (row.tobytes() for row in secrets["mask-keys"]), strict=True))

@@ -327,9 +327,16 @@ def _replies(
 def usable(call: Call[TrainRequest], state: Arrays, settings: TrainSettings) -> Arrays:
     """What the hospital kept before this round; of a noise process only where its next steps were never used.
 
-    The ledger knows, whatever files were lost or restored: the run's newest charge must be that under which the state was
-    written. A simulation makes the same noise again, and so the same release. Raises DataError where the ledger is older
-    than the state.
+    The ledger knows, whatever files were lost or restored: the run's newest charge must be that under which the state
+    was written. A simulation makes the same noise again, and so the same release.
+
+    Args:
+        call: The request to train.
+        state: What was read of the hospital's files, by name.
+        settings: The round's settings, with the noise process if there is one.
+
+    Raises:
+        DataError: The ledger is older than the state.
     """
     if not begun(state, settings):
         return state
@@ -358,9 +365,16 @@ def join(
     replies: Sequence[RecordDict], key: str, uploads: Sequence[Arrays], models: Sequence[Arrays],
     weights: Sequence[float],
 ) -> None:  # fmt: skip
-    """Put the mean of the ``models`` that the ``uploads`` stand for into one reply, and mark all whose model is in it.
+    """Puts the mean of the ``models`` that ``uploads`` stand for into one reply, and marks all whose model is in it.
 
-    ``key`` names the record of arrays. A model that is not finite stays alone, so that the server drops its site only.
+    A model that is not finite stays alone, so that the server drops its site only.
+
+    Args:
+        replies: The hospitals' replies, which are changed.
+        key: The name of the ArrayRecord in a reply.
+        uploads: What each hospital would send, in the order of ``replies``.
+        models: The model that each upload stands for.
+        weights: The weight of each model in the mean.
     """
     mean, joined = weighted_mean(models, weights), list(range(len(models)))
     if not _finite(mean):

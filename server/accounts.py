@@ -35,10 +35,12 @@ LOST = "lost"
 class Account:
     """One real hospital's spending.
 
-    ``run``: the run's name as ledgers tell it (``ledger.terms.run_digest``); ``plan``: the charges that it declares.
-    ``charged``: what the hospital's ledger has spent as it said last (``ledger.terms.to_text``), ``before``: what other runs
-    had spent when it said so first; None until it does. ``asked``: the requests of this run, by the entry that each must
-    have been charged with. ``unanswered``: those of them whose answer never came; they may have been charged all the same.
+    ``run``: the run's name as ledgers tell it (``ledger.terms.run_digest``)
+    ``plan``: the charges that it declares
+    ``charged``: what the hospital's ledger has spent as it said last (``ledger.terms.to_text``)
+    ``before``: what other runs had spent when it said so first; None until it does
+    ``asked``: the requests of this run, by the entry that each must have been charged with
+    ``unanswered``: those of them whose answer never came; they may have been charged all the same
     """
 
     run: str = ""
@@ -109,7 +111,13 @@ class Account:
 
 
 def bound(account: Account | None, said: float | None, terms: Terms) -> float | None:
-    """The larger of the epsilon that a hospital says and what it must have spent; None where nothing is known."""
+    """The larger of the epsilon that a hospital says and what it must have spent; None where nothing is known.
+
+    Args:
+        account: The server's account of the hospital; None where there is none.
+        said: The epsilon that the hospital said last; None where it said none.
+        terms: The terms of its ledger, with its delta.
+    """
     if account is None:
         return said
     return max(said or 0.0, epsilon_of(account.spent(), terms), epsilon_of(account.asked_alone(), terms))
@@ -118,7 +126,10 @@ def bound(account: Account | None, said: float | None, terms: Terms) -> float | 
 def doubts(accounts: Mapping[str, Account], said: Mapping[str, float], terms: Mapping[str, Terms]) -> list[str]:
     """A sentence on each hospital whose word cannot be true, or is older than what it was asked last.
 
-    terms: each hospital's, with its budget.
+    Args:
+        accounts: The server's account of each hospital.
+        said: The epsilon that each hospital said last.
+        terms: The terms of each hospital's ledger, with its budget.
     """
     sentences = []
     for site in sorted(set(accounts) & set(terms)):

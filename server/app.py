@@ -39,7 +39,15 @@ _MOST_LOGGED = 20
 def coordinate(
     grid: Grid, config: RunConfig, folder: Run, *, resume: bool = False, progress: Progress | None = None,
 ) -> tuple[Outcome, dict[str, Any]]:  # fmt: skip
-    """Run ``config`` over ``grid`` and fill ``folder``; returns the outcome and its summary."""
+    """Runs ``config`` over ``grid`` and fills ``folder``; returns the outcome and its summary.
+
+    Args:
+        grid: Flower's grid, behind which the hospitals are.
+        config: The run's configuration.
+        folder: The run's folder, which no other process may hold meanwhile.
+        resume: Go on from the folder's checkpoint.
+        progress: Who watches the run; nobody by default.
+    """
     with folder.held():
         watcher = Tracked(progress or Progress(), config, folder.path, resume)
         watcher.opened(folder.path)

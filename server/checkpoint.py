@@ -36,10 +36,14 @@ _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not
 
 
 def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: History, kept: int = 1) -> None:
-    """Write the state and the strategy's own: whole and on the disk, or the earlier file stays.
+    """Writes the state and the strategy's own: whole and on the disk, or the earlier file stays.
 
-    ``history`` gains the state's new records first. ``kept`` above 1 keeps that many of the newest beside
-    ``path``, named by their rounds.
+    Args:
+        path: The checkpoint's file.
+        state: The run's state after a round.
+        strategy: The strategy, whose own arrays and numbers are written too.
+        history: The history beside the checkpoint, which gains the state's new records first.
+        kept: Above 1, keep that many of the newest beside ``path``, named by their rounds.
     """
     arrays = {f"model/{name}": value for name, value in state.arrays.items()}
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
@@ -128,7 +132,17 @@ def check_ledgers(path: Path, told_of: Mapping[str, float]) -> None:
 
 
 def check_states(home: Path, sites: Sequence[str], run: str, state: RunState) -> None:
-    """Raises DataError when a simulated site has lost what it kept after its last round: it would begin anew, silently."""
+    """Checks that no simulated site has lost what it kept after its last round: it would begin anew, silently.
+
+    Args:
+        home: The folder of the simulated sites.
+        sites: The sites' names.
+        run: The run's name.
+        state: The run's state, with the last round of each site.
+
+    Raises:
+        DataError: A site's file is missing or damaged.
+    """
     for site in sites:
         if site in state.trained:
             path = state_file(site_home(home, site), run, state.trained[site])

@@ -69,10 +69,12 @@ _SECONDS = 1.0
 class Outcome:
     """What a run leaves: its final state, the sites that took part, and the privacy plan (None without privacy).
 
-    ``engine``: how the hospitals of a simulation trained; None where they are real and chose for themselves, or where the
-    task has no steps. ``central``: the guarantee to whole hospitals (``central_statement``), None without. ``learning``:
-    what the program's half at the server has learned, where it has one. ``synthesizer``: what draws synthetic patients; None
-    where the run stopped before it could, and of a run that has none.
+    ``engine``: how the hospitals of a simulation trained. None where they are real and chose for themselves, or where
+        the task has no steps.
+    ``central``: the guarantee to whole hospitals (``central_statement``), None without
+    ``learning``: what the program's half at the server has learned, where it has one
+    ``synthesizer``: what draws synthetic patients; None where the run stopped before it could, and of a run that has
+        none
     """
 
     program: Program
@@ -140,9 +142,20 @@ def federate(
     grid: Grid, config: RunConfig, run: str, places: Places, *, resume: bool = False, progress: Progress | None = None,
     choose: Callable[[Site], bool] = lambda site: True,
 ) -> Outcome:  # fmt: skip
-    """Run ``config`` over the hospitals behind ``grid``.
+    """Runs ``config`` over the hospitals behind ``grid``.
 
-    ``resume`` goes on from the checkpoint; ``choose`` leaves hospitals out. Raises PolyclinicError in one sentence.
+    Args:
+        grid: Flower's grid.
+        config: The run's configuration.
+        run: The run's name.
+        places: The folder of simulated hospitals, the checkpoint's file and the server's ledger.
+        resume: Go on from the checkpoint.
+        progress: Who watches the run; nobody by default.
+        choose: Whether a hospital may take part; all by default.
+
+    Raises:
+        PolyclinicError: The run cannot begin or go on; the message is one sentence.
+        ValueError: ``places`` lacks the checkpoint or the server's ledger that the run needs.
     """
     home, checkpoint, server_ledger = places.home, places.checkpoint, places.server_ledger
     if (resume and checkpoint is None) or ((config.central.on or config.secure.noise) and server_ledger is None):
@@ -206,8 +219,12 @@ def federate(
 
 @dataclass(frozen=True)
 class _Enrolled:
-    """Who answered. ``sites``: the hospitals that can take part, in order; ``unused``: those that answered and cannot, or were
-    not chosen; ``absent``: who did not answer or cannot take part, and why."""
+    """Who answered.
+
+    ``sites``: the hospitals that can take part, in order
+    ``unused``: those that answered and cannot, or were not chosen
+    ``absent``: who did not answer or cannot take part, and why
+    """
 
     sites: list[Site]
     unused: list[Site]
@@ -384,8 +401,8 @@ def _learning_rate(program: Program, state: RunState, schema: Schema) -> float:
 def _returned(sites: Sequence[Site], state: RunState, absent: Mapping[str, str]) -> list[Site]:
     """Of a run that goes on: its hospitals that enrolled again, at their places.
 
-    A real hospital that was not in it before waits for the next round like any that comes late, as does one that was lost
-    before it told how many patients it has. ``absent``: why others did not enrol, by name.
+    A real hospital that was not in it before waits for the next round like any that comes late. So does one that was
+    lost before it told how many patients it has. ``absent``: why others did not enrol, by name.
     """
     if not state.hospitals:
         if not all(site.simulated for site in sites):

@@ -50,7 +50,13 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
 
 
 def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None) -> list[str]:
-    """What else a reader must know beside the numbers."""
+    """What else a reader must know beside the numbers.
+
+    Args:
+        outcome: What the run left.
+        unchanged: The rounds that changed no model, and why, as the summary has them.
+        comparison: The comparison without privacy and with each hospital alone; None where there is none.
+    """
     said = []
     state, simulated = outcome.state, _is_simulated(outcome)
     if outcome.privacy is None and outcome.config.secure.noise:
@@ -249,8 +255,15 @@ def _skewed(label: Column) -> list[str]:
 
 
 def is_far_off(off: Mapping[str, Any], bins: Sequence[Mapping[str, Any]], numbers: bool) -> bool:
-    """Whether the interval of calibration in the large excludes 0, and the value is more than a tenth of the mean of what came
-    about; of numbers, of their spread between the tenths of the rows by their prediction.
+    """Whether calibration in the large is off, and by more than a tolerance.
+
+    That is so where its interval excludes 0, and the value is more than a tenth of the mean of what came about. For
+    numbers it is a tenth of the spread of that between the tenths of the rows by their prediction.
+
+    Args:
+        off: ``value``, ``low`` and ``high`` of calibration in the large; None for ``low`` where there is no interval.
+        bins: Of each tenth of the rows, its ``share`` and the mean ``observed``.
+        numbers: Whether the label is a number, not a class.
 
     >>> bins = [{"share": 0.5, "observed": 0.1}, {"share": 0.5, "observed": 0.3}]
     >>> [is_far_off({"value": x, "low": x - 0.01, "high": x + 0.01}, bins, False) for x in (0.008, -0.018, -0.022)]
@@ -266,8 +279,8 @@ def is_far_off(off: Mapping[str, Any], bins: Sequence[Mapping[str, Any]], number
 def last_fall(losses: Sequence[float]) -> float:
     """By which share the mean of the last quarter of ``losses``, two at least, lies below that of as many before it.
 
-    Returns 0 for less than 2 %, for less than two standard errors by how unevenly the losses changed by round, where the
-    last loss is not below that mean, and for fewer than four losses.
+    Returns 0 for less than 2 %, and for less than two standard errors by how unevenly the losses changed by round. It
+    returns 0 also where the last loss is not below that mean, and for fewer than four losses.
 
     >>> last_fall([0.6, 0.5, 0.4, 0.3]), last_fall([0.6, 0.3, 0.3, 0.3, 0.3]), last_fall([0.5, 0.4, 0.3])
     (0.36363636363636376, 0.0, 0.0)

@@ -32,7 +32,14 @@ class Progress:
     def started(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
-        """``engine``: how the hospitals of a simulation train; None where they are real and choose for themselves."""
+        """Called when the hospitals have enrolled.
+
+        Args:
+            config: The run's configuration.
+            sites: The hospitals that take part.
+            privacy: The run's privacy plan; None without privacy.
+            engine: How the hospitals of a simulation train; None where they are real and choose for themselves.
+        """
 
     def round_done(self, config: RunConfig, state: RunState) -> None:
         """``state`` is the run's after the round."""

@@ -31,11 +31,20 @@ def ask(
 ) -> dict[str, Any]:
     """The answer of all hospitals behind ``grid`` to a question, as ``releases.question.statement`` has it.
 
-    request: holds the question, and goes to every hospital with its own ``site``. A hospital that refuses is left out and
-    named among the ``dropouts``, as is one where nobody approved the question within ``approval_wait`` seconds.
+    A hospital that refuses is left out and named among the ``dropouts``, as is one where nobody approved the question
+    in time.
 
-    Raises ConfigError for an impossible question, BudgetRefused when every hospital's policy or budget refuses,
-    PolyclinicError when none answers for another reason.
+    Args:
+        grid: Flower's grid.
+        question: The question.
+        request: Holds the question, and goes to every hospital with its own ``site``.
+        timeout: For how many seconds replies are waited for.
+        approval_wait: For how many seconds hospitals where a person must approve the question are asked again.
+
+    Raises:
+        ConfigError: The question is impossible.
+        BudgetRefused: Every hospital's policy or budget refuses.
+        PolyclinicError: None answers for another reason.
     """
     sites, absent = enrol(grid, enrol_request(request.run, request.home, trains=False), 1, timeout)
     _check_alike(sites)
@@ -59,9 +68,15 @@ def ask(
 
 
 def answer_run(grid: Grid, config: RunConfig, folder: Run) -> None:
-    """Ask the hospitals behind ``grid`` the question that ``config`` holds, and write the answer into the run's folder.
+    """Asks the hospitals behind ``grid`` the question that ``config`` holds, and writes the answer into the run's folder.
 
-    Raises ConfigError as ``ask``, and for a configuration that holds none.
+    Args:
+        grid: Flower's grid.
+        config: The run's configuration, with the question.
+        folder: The run's folder.
+
+    Raises:
+        ConfigError: As ``ask``, and for a configuration that holds none.
     """
     question = question_of_key(config.question)
     request = AskRequest(run=folder.name, site=0, home=str(folder.sites), question=write_question(question))

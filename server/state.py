@@ -33,11 +33,16 @@ from polyclinic.wire.messages import LOCAL, STANDARDISER, STATISTICS
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """What all rounds have in common. ``home``: where simulated hospitals keep what they keep; ``ledger``: charged for what
-    secure sums tell of whole hospitals, None where they tell nothing that is paid for; ``privacy``: None without noise;
-    ``known``: nodes that told who they are and are not asked again; ``pending``: messages to others that may yet be answered,
-    by node; ``learning``: what the program's half at the server has learned, where it has one; ``central``: what
-    adds noise for whole hospitals, where the run has that."""
+    """What all rounds have in common.
+
+    ``home``: where simulated hospitals keep what they keep
+    ``ledger``: charged for what secure sums tell of whole hospitals, None where they tell nothing that is paid for
+    ``privacy``: None without noise
+    ``known``: nodes that told who they are and are not asked again
+    ``pending``: messages to others that may yet be answered, by node
+    ``learning``: what the program's half at the server has learned, where it has one
+    ``central``: what adds noise for whole hospitals, where the run has that
+    """
 
     grid: Grid
     sites: Sequence[Site]
@@ -62,22 +67,27 @@ class RunState:
     """All that the next round depends on, and the history so far (``rows``, ``dropouts``); what a checkpoint stands for.
 
     ``strategy_metrics``: by round, the metrics that the strategy returned of training and of evaluation, and what
-    ``evaluation.function`` found.
-    ``stopped``: why there will be no further round though some were left. ``unchanged``: the rounds that changed no model,
-    and why. ``sampled``: the round for which each site was
-    last asked; ``trained``: the last whose reply came. ``hospital_epsilon``: what central noise has spent so far of a whole
-    hospital's protection. ``epsilon``: what each site said of its ledger last, in a private run alone; ``accounts``: what the
-    server knows beside that of real hospitals' spending; ``run`` and ``plan``: the run's name and the charges that it declares.
-    ``local``: the arrays that stay at hospitals; here they are as they were at first. ``classes``: the label's paid counts, of
-    task synthesis.
-    ``hospitals``: what each real one said of itself when it enrolled (``Site.as_dict``).
-    ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop.
-    ``released``: of each hospital that was asked for metrics, whether its policy let them leave.
-    ``predictions``: of the newest evaluation, by site, as far as policies let them leave; None where there was none since the
-    run began or was resumed. They are in no checkpoint. ``saved``: the round of the newest checkpoint.
-    ``score_counts``: the noised score counts of the newest evaluation, by site; in no checkpoint. ``held_out``: the epsilon
-    of held-out patients, ``held_out_accounts``: as
-    ``accounts``, of their ledgers, and ``withheld``: why a site let no metrics leave, as each said last.
+        ``evaluation.function`` found
+    ``stopped``: why there will be no further round though some were left
+    ``unchanged``: the rounds that changed no model, and why
+    ``sampled``: the round for which each site was last asked
+    ``trained``: the last whose reply came
+    ``hospital_epsilon``: what central noise has spent so far of a whole hospital's protection
+    ``epsilon``: what each site said of its ledger last, in a private run alone
+    ``accounts``: what the server knows beside that of real hospitals' spending
+    ``run``, ``plan``: the run's name and the charges that it declares
+    ``local``: the arrays that stay at hospitals; here they are as they were at first
+    ``classes``: the label's paid counts, of task synthesis
+    ``hospitals``: what each real one said of itself when it enrolled (``Site.as_dict``)
+    ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop
+    ``released``: of each hospital that was asked for metrics, whether its policy let them leave
+    ``predictions``: of the newest evaluation, by site, as far as policies let them leave; in no checkpoint. None where
+        there was none since the run began or was resumed.
+    ``saved``: the round of the newest checkpoint
+    ``score_counts``: the noised score counts of the newest evaluation, by site; in no checkpoint
+    ``held_out``: the epsilon of held-out patients, as each site said last
+    ``held_out_accounts``: as ``accounts``, of their ledgers
+    ``withheld``: why a site let no metrics leave, as each said last
     """
 
     arrays: Arrays
@@ -123,9 +133,13 @@ class RunState:
         return self.accounts.setdefault(site, Account(run_digest(self.run), self.plan))
 
     def ask(self, exchange: Exchange, request: str, first: DpEvent, later: DpEvent) -> None:
-        """Note what a private ``request`` costs the real hospitals that it was sent to, unless they refused it.
+        """Notes what a private ``request`` costs the real hospitals that it was sent to, unless they refused it.
 
-        first: at one that is asked for such a thing for the first time in this run; later: at the others.
+        Args:
+            exchange: The replies, and who dropped out.
+            request: By which name accounts know what was asked, which begins with its kind.
+            first: The charge at a hospital that is asked for such a thing for the first time in this run.
+            later: The charge at the others.
         """
         kind = request.split()[0]
         for site in [site for site, _ in (*exchange.replies, *exchange.dropped) if not site.simulated]:
@@ -136,7 +150,14 @@ class RunState:
                 account.ask(request, later if account.has(kind) else first)
 
     def ask_lost(self, config: RunConfig, counting: DpEvent, first: DpEvent, later: DpEvent) -> None:
-        """Note what may have been asked after this checkpoint, of which a run that goes on knows nothing."""
+        """Notes what may have been asked after this checkpoint, of which a run that goes on knows nothing.
+
+        Args:
+            config: The run's configuration, with the rounds that a checkpoint may have missed.
+            counting: The charge for the sums before the first round.
+            first: The charge for a hospital's first round.
+            later: The charge for each later one.
+        """
         for name in self.hospitals:
             account = self.account(name)
             if not account.has(STATISTICS):
@@ -146,7 +167,16 @@ class RunState:
                 account.ask(f"train {number} {LOST}", later if begun else first)
 
     def hear(self, site: str, told: ConfigRecord, request: str | None = None) -> None:
-        """Note what a site says of its ledger in answer to ``request``. Raises PolyclinicError if it makes no sense."""
+        """Notes what a site says of its ledger in answer to ``request``.
+
+        Args:
+            site: The site's name.
+            told: What it says: ``epsilon`` and, at a real hospital, ``charged``.
+            request: By which name accounts know what was asked; None for what costs nothing.
+
+        Raises:
+            PolyclinicError: What it says makes no sense.
+        """
         wrong = f"what {site} says of its ledger cannot be read"
         try:
             epsilon = float(told["epsilon"])  # type: ignore[arg-type]
@@ -215,8 +245,12 @@ class RunState:
         self.unchanged.append({"round": number, "reason": reason})
 
     def note_metrics(self, number: int, phase: str, metrics: Mapping[str, Any] | None) -> None:
-        """Keep the metrics that the strategy returned of round ``number`` in ``phase``, "train" or "evaluate", or those that
-        ``evaluation.function`` found: "server".
+        """Keeps the metrics that the strategy or ``evaluation.function`` returned of a round.
+
+        Args:
+            number: The round.
+            phase: "train" or "evaluate" for the strategy's, "server" for those of ``evaluation.function``.
+            metrics: The metrics by name; nothing is kept where there are none.
         """
         if not metrics:
             return

@@ -24,7 +24,14 @@ from polyclinic.server.tracking import tracker_note
 
 
 def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The summary of a finished run; ``home`` holds the ledgers of simulated hospitals."""
+    """The summary of a finished run.
+
+    Args:
+        outcome: What the run left.
+        run_dir: The run's folder.
+        home: The folder of the ledgers of simulated hospitals.
+        comparison: The comparison without privacy and with each hospital alone; None where there is none.
+    """
     config, state, privacy, stepwise = outcome.config, outcome.state, outcome.privacy, outcome.program.stepwise
     simulated = all(site.simulated for site in outcome.sites)
     last = {row["site"]: row for row in state.newest_rows()}

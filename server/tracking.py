@@ -52,7 +52,13 @@ class Track(Protocol):
     key: str
 
     def log(self, step: int, values: Mapping[str, float], first: bool) -> None:
-        """Numbers of one round. ``first``: of this process; what the track has of this round and later is void."""
+        """Logs the numbers of one round.
+
+        Args:
+            step: The round.
+            values: The numbers by name.
+            first: Whether it is the first of this process; what the track has of this round and later is then void.
+        """
 
     def close(self, status: str) -> None:
         """``status``: FINISHED, or KILLED where the run can go on."""
@@ -75,7 +81,13 @@ def check_tracker(config: RunConfig) -> None:
 
 
 def open_track(config: RunConfig, folder: Path, key: str) -> Track:
-    """The run's track, begun where ``key`` is empty. Raises whatever the tracker does where its place cannot be used."""
+    """The run's track, begun where ``key`` is empty. Raises whatever the tracker does where its place cannot be used.
+
+    Args:
+        config: The run's configuration, with the keys ``tracking``.
+        folder: The run's folder.
+        key: By which the tracker finds the run again.
+    """
     keys = {name: value for name, value in config.flat().items() if name not in _UNTOLD}
     if config.tracking.tool == "tensorboard":
         place = (

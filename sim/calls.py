@@ -41,7 +41,13 @@ def find_in(folder: str) -> None:
 
 
 def attribute(module: str, names: str, folder: str = "") -> Any:
-    """What ``names``, separated by dots, leads to in the module, which lies in ``folder`` where it is not installed."""
+    """The object that ``names`` leads to in a module.
+
+    Args:
+        module: Its name.
+        names: Of attributes, separated by dots.
+        folder: Where the module lies if it is not installed.
+    """
     find_in(folder)
     target: Any = import_module(module)
     for name in names.split("."):
@@ -82,8 +88,8 @@ class AppValue:
 class Guest:
     """A Flower app's own ClientApp, called as Flower's simulation calls it.
 
-    seed: each call's global random generators are seeded by it, the node, and the call's number at the node, so that results
-    do not depend on which worker takes a call; None leaves them alone.
+    seed: each call's global random generators are seeded by it, the node, and the call's number at the node. So results do not
+    depend on which worker takes a call. None leaves the generators alone.
     """
 
     app: AppReference | AppValue
@@ -111,7 +117,7 @@ class Guest:
 def call_app(app: App, stack: Stack) -> list[Answer]:
     """The ClientApp's replies and the nodes' new states: all at once where the app has ``call_stack``, else one by one.
 
-    One by one, each node has a message, a state and a configuration of its own, as if they had come over a wire; messages to
+    One by one, each node has a message, a state and a configuration of its own, as if they had come over a wire. Messages to
     a stack may share records, which ``call_stack`` must not change. A ClientApp that raises gives an Error reply, as under
     Flower, and leaves the node's state as it was.
     """

@@ -2,7 +2,7 @@
 
 Any ClientApp written for Flower's Message API runs on it unchanged, node by node. One that also has the method
 ``call_stack(messages, contexts) -> replies`` gets the messages of one type together, and may work on many nodes at once.
-With workers, processes of this machine or Ray actors, each node has its worker; a node's ``Context.state`` travels with its
+With workers, processes of this machine or Ray actors, each node has its worker. A node's ``Context.state`` travels with its
 call, so results do not depend on which worker takes it.
 """
 
@@ -32,12 +32,14 @@ _RUN = 1
 
 
 class LocalGrid(Grid):
-    """Nodes 1 to ``nodes``; node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, as in Flower's simulation, and
-    what ``node_config`` adds. Several threads may use it, as Flower's older strategies do.
+    """Nodes 1 to ``nodes``, as in Flower's simulation. Several threads may use it, as Flower's older strategies do.
+
+    Node k has ``partition-id`` k-1 and ``num-partitions`` ``nodes``, and what ``node_config`` adds.
 
     generators: the clients' global random generators, where they work in this process; None leaves them the server's.
     ``merges``: replies reach the server all or not at all, so an app may put the arrays of many into one of them.
-    ``messages`` and ``failures`` count the replies and those that were errors; ``first_failure`` is the first one's reason.
+    ``messages``, ``failures``: how many replies there were, and how many of them were errors.
+    ``first_failure``: the first error's reason.
     """
 
     merges = True

@@ -1,8 +1,8 @@
 """The global random generators of Python, NumPy and torch, where several programs share a process.
 
 Under Flower's simulation the ServerApp and the ClientApps are processes of their own. In one process a client that seeds
-its generators would decide which nodes the server samples next; so each side has its own state, put in place while it works.
-torch is not loaded for it: programs without torch have no state of it.
+its generators would decide which nodes the server samples next. So each side has its own state, put in place while it works.
+Torch is not loaded for it: programs without torch have no state of it.
 """
 
 from __future__ import annotations

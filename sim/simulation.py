@@ -45,7 +45,16 @@ class Simulated:
 
 
 def check_count(name: str, value: object, least: int = 1) -> None:
-    """Raises ConfigError unless the value is a whole number of at least ``least``."""
+    """Check that the value is a whole number of at least ``least``.
+
+    Args:
+        name: Begins the error's message.
+        value: What was given.
+        least: The smallest number that is allowed.
+
+    Raises:
+        ConfigError: if it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(f"{name} has the value {value!r}, which must be a whole number of at least {least}.")
 
@@ -54,9 +63,12 @@ def check_count(name: str, value: object, least: int = 1) -> None:
 class Resources:
     """Who makes the nodes' calls.
 
-    workers: processes side by side; 1 works in this process. ray_address: the workers are Ray actors ("local" starts Ray here,
-    "auto" or "HOST:PORT" joins a cluster); "" takes processes. threads: that numerical libraries take in each process. Raises
-    ConfigError for a number below 1.
+    workers: processes side by side; 1 works in this process.
+    ray_address: the workers are Ray actors ("local" starts Ray here, "auto" or "HOST:PORT" joins a cluster); "" takes
+    processes.
+    threads: that numerical libraries take in each process.
+
+    Raises ConfigError for a number below 1.
     """
 
     workers: int = 1
@@ -94,8 +106,8 @@ def simulate(
         run_config: What ``context.run_config`` holds at the server and at every node.
         resources: Who makes the calls, by default this process. A script that uses several workers starts its work under
             ``if __name__ == "__main__":``.
-        seed: Seeds the global generators of Python, NumPy and torch, at the server and before every call of a node, so that an
-            app which draws from them gives the same result with any number of workers. None leaves them alone.
+        seed: Seeds the global generators of Python, NumPy and torch, at the server and before every call of a node. An app
+            which draws from them gives the same result with any number of workers. None leaves them alone.
 
     Raises:
         ConfigError: for a number of nodes or a seed that cannot be, or a Ray cluster that does not answer.
@@ -189,7 +201,18 @@ class FlowerApp:
         return {**self.config, **given}
 
     def simulate(self, nodes: int, run_config: UserConfig, resources: Resources, seed: int | None = None) -> Simulated:
-        """Run it. Raises ConfigError for components that do not load, else as ``simulate``."""
+        """Run the app, as the function ``simulate`` does.
+
+        Args:
+            nodes: How many nodes there are.
+            run_config: What ``context.run_config`` holds at the server and at every node.
+            resources: Who makes the calls.
+            seed: As of the function ``simulate``.
+
+        Raises:
+            ConfigError: for components that do not load, else as the function ``simulate``.
+            PolyclinicError: as the function ``simulate``.
+        """
         (module, name), (server_module, server_name) = self.client.split(":"), self.server.split(":")
         client = AppReference(module, name, str(self.folder))
         _check(nodes, seed)

@@ -24,9 +24,12 @@ SECONDS = "simulated-seconds"
 class Conditions:
     """What a simulation's hospitals and lines are like.
 
-    dropout_rate: probability that a node cannot be reached in a round. away: (round, node) pairs that cannot. straggling:
-    standard deviation of the logarithm of a node's time in a round. bandwidth: bytes per second, each way, 0 without
-    limit. deadline: seconds after which a round does not wait, 0 for none. compute_seconds: of one round's training.
+    dropout_rate: probability that a node cannot be reached in a round.
+    away: (round, node) pairs that cannot.
+    straggling: standard deviation of the logarithm of a node's time in a round.
+    bandwidth: bytes per second, each way, 0 without limit.
+    deadline: seconds after which a round does not wait, 0 for none.
+    compute_seconds: of one round's training.
     """
 
     seed: int
@@ -44,7 +47,13 @@ class Conditions:
         return (round, node) not in self.away and draw >= self.dropout_rate
 
     def seconds(self, round: int, node: int, sent: int) -> float:
-        """How long a node takes to be asked, to train, and to reply; ``sent`` bytes go over its line in both ways."""
+        """How long a node takes to be asked, to train, and to reply.
+
+        Args:
+            round: The number of the round.
+            node: The number of the node.
+            sent: Bytes that go over the node's line, both ways together.
+        """
         slow = 1.0
         if self.straggling:
             slow = np.exp(self.straggling * np.random.default_rng((self.seed, round, node, 1)).standard_normal())

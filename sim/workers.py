@@ -104,9 +104,15 @@ class ProcessWorkers:
 def one_process(
     imported_once: Sequence[str], folder: str = "", gpu: int | None = None, threads: int = 1
 ) -> ProcessPoolExecutor:
-    """A pool of one process; the arguments are those of ``ProcessWorkers``.
+    """A pool of one process.
 
     It is no fork of this process, whose threads, torch's and Ray's, do not survive one: it is a fork of one that only imports.
+
+    Args:
+        imported_once: Modules that are imported before the fork.
+        folder: Where they lie if they are not installed.
+        gpu: Which of the visible GPUs is the one that the process sees; None leaves it all of them.
+        threads: That numerical libraries take in it.
     """
     begin(imported_once, folder)
     context = multiprocessing.get_context("forkserver")

@@ -1,6 +1,6 @@
 """Central differential privacy: what a trusted server does to hospitals' updates, before any strategy for means sees them.
 
-Each update, the difference from the model that was sent, is clipped as a whole and weighted by a public weight; the sum
+Each update, the difference from the model that was sent, is clipped as a whole and weighted by a public weight. The sum
 gets noise once and is divided by a public constant. The wrapped strategy is handed one model, so that all it does
 (moments, momentum) is post-processing. One hospital is the unit: its update is in the sum, or counts as zero.
 """
@@ -34,10 +34,12 @@ Replies = Sequence[tuple[str, Message]]
 class CentralDP(Wrapping):
     """``base``, any strategy that starts from a mean of models, with central differential privacy before it.
 
-    weights: public weights by hospital, at most ``plan.largest_weight``; all weigh 1 by default. name: the hospital that
-    a reply is from, its node by default. ledger: charged for every round, under the name ``run``, before anything is
-    computed from its replies; without one the caller accounts for ``plan.event(rounds)``. seed: of a simulation, whose
-    noise anyone can repeat; None draws from the system's entropy.
+    weights: public weights by hospital, at most ``plan.largest_weight``; all weigh 1 by default.
+    name: the hospital that a reply is from, its node by default.
+    ledger: charged for every round, under the name ``run``, before anything is computed from its replies; without one the
+    caller accounts for ``plan.event(rounds)``.
+    seed: of a simulation, whose noise anyone can repeat; None draws from the system's entropy.
+
     The metrics of training are not averaged, for they carry no noise. Raises ConfigError for a base that is no mean.
     """
 

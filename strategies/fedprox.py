@@ -1,7 +1,7 @@
 """FedProx at hospitals: each step is pulled to the model that was sent (Li et al. 2020).
 
 The server's half is Flower's own ``FedProx``, which tells hospitals ``proximal-mu`` in each message, as every Flower client
-takes it; so a hospital that is told one pulls by it, whatever the strategy is called.
+takes it. So a hospital that is told one pulls by it, whatever the strategy is called.
 """
 
 from __future__ import annotations

@@ -21,11 +21,12 @@ class MOON(FedAvg):
 
     @dataclass(frozen=True)
     class Local(LocalHalf):
-        """Algorithm 1: each patient's loss has a term that draws the module's representation of their rows to that of the model
-        that was sent, and away from that of the hospital's last model.
+        """Algorithm 1: a term of each patient's loss draws the representation of their rows to the sent model's, and away from
+        the hospital's last model's.
 
         The term is a part of each patient's own loss, before clipping, so that a round costs what it costs without.
-        weight: Of the term beside the loss, the paper's mu. temperature: The paper's tau.
+        weight: Of the term beside the loss, the paper's mu.
+        temperature: The paper's tau.
         """
 
         weight: float = 1.0

@@ -1,6 +1,6 @@
 """MR-MTL: models of the hospitals' own, held near their mean (Liu, Hu, Wu and Smith 2022).
 
-The paper finds it the method of choice where each hospital protects its own patients: the mean takes off the noise that a
+The paper finds it the method of choice where each hospital protects its own patients. The mean takes off the noise that a
 hospital adds, as far as hospitals are alike, and personal models cost nothing more.
 """
 

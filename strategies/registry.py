@@ -107,7 +107,13 @@ def _fields(kind: type[Strategy]) -> list[str]:
 def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[str, Any]) -> Strategy:
     """An instance with ``options`` as its keyword arguments, and of what the run tells those that it takes.
 
-    Raises ConfigError naming an argument it does not take, and for a strategy that the round loop cannot do justice to.
+    Args:
+        kind: The strategy's class.
+        options: By parameter of the class, or of its local half.
+        told: What the run tells every strategy, by parameter; an option goes before it.
+
+    Raises:
+        ConfigError: naming an argument it does not take, and for a strategy that the round loop cannot do justice to.
     """
     if kind.start is not Strategy.start:
         raise ConfigError(

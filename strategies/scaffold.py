@@ -37,7 +37,7 @@ class Scaffold(MovedMean):
 
         variate: Where a hospital's new control variate comes from. "update" (option II): the mean of the round's own gradients,
             read off the model's way; no record is looked at again. "gradient" (option I): a gradient at the server's model over
-            all patients, a clipped sum of its own, with noise that makes it as noisy as one step's; it is charged.
+            all patients. It is a clipped sum of its own, with noise that makes it as noisy as one step's; it is charged.
         """
 
         variate: str = "update"
@@ -79,7 +79,14 @@ class Scaffold(MovedMean):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg, with the control variate beside the model; it begins at zero."""
+        """The messages that FedAvg sends, with the control variate beside the model; it begins at zero.
+
+        Args:
+            server_round: The number of the round, from 1 on.
+            arrays: The model.
+            config: Of training.
+            grid: The nodes.
+        """
         model = {name: array.numpy() for name, array in arrays.items()}
         floats = {name: value for name, value in model.items() if np.issubdtype(value.dtype, np.floating)}
         self.control = {name: self.control.get(name, np.zeros_like(value)) for name, value in floats.items()}

@@ -48,11 +48,14 @@ _LONGEST_WHY, _LONGEST_DAYS = 200, 3650
 
 @dataclass(frozen=True)
 class Approval:
-    """What the hospital knows of a run. settings: all that was asked, by configuration key, without what is usual, and the
-    ``question`` that is asked in place of training.
+    """What the hospital knows of a run.
 
-    digest: of the run's name, all its settings and the code. asked, decided, until: UTC in ISO 8601, the last two empty
-    where nobody decided. by: the user of this machine who decided. why: in words, of a denial.
+    settings: all that was asked, by configuration key, without what is usual, and the ``question`` that is asked in
+        place of training.
+    digest: of the run's name, all its settings and the code.
+    asked, decided, until: UTC in ISO 8601, the last two empty where nobody decided.
+    by: the user of this machine who decided.
+    why: in words, of a denial.
     """
 
     run: str
@@ -77,7 +80,15 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     """The standing of a run at a real hospital, which is written down as pending where it is new or has other terms.
 
     Of very many that wait, those that asked first are forgotten, and wait anew when they ask again.
-    Raises DataError for a file, ConfigError for a question that cannot be read.
+
+    Args:
+        hospital: The hospital, in whose home the approvals lie.
+        request: The message, with the run's name and, for a query of its own, its question.
+        config: The run's configuration.
+
+    Raises:
+        DataError: A file of approvals cannot be read.
+        ConfigError: The question cannot be read.
     """
     run, question = request.run, str(getattr(request, "question", ""))
     if question:
@@ -106,7 +117,13 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
 
 
 def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
-    """Why the run may not go on, as ``refusal``, and whether it ``waits`` for a person or was denied; empty where it may."""
+    """Why the run may not go on, as ``refusal``, and whether it ``waits`` for a person; empty where it may.
+
+    Args:
+        hospital: The hospital that is asked.
+        request: The message, with the run's name.
+        config: The run's configuration, which its terms cover.
+    """
     if said := pausing(hospital):
         return said
     path = hospital.home / FOLDER / f"{request.run}.json"
@@ -128,8 +145,16 @@ def pausing(hospital: Hospital) -> dict[str, Any]:
 
 
 def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
-    """Raises BudgetRefused where the hospital has paused, or the run waits for a person or was denied, and for a round after
-    the last that was approved."""
+    """Checks that the run may go on here: the hospital has not paused, and the run is approved where it must be.
+
+    Args:
+        hospital: The hospital that is asked.
+        request: The message, with the run's name and its round.
+        config: The run's configuration, with the number of rounds that was approved.
+
+    Raises:
+        BudgetRefused: The hospital has paused, the run waits or was denied, or the round is after the last.
+    """
     if hospital.policy.require_approval and (round := getattr(request, "round", 0)) > config.rounds:
         raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run that was approved for {config.rounds}.")
     if said := standing(hospital, request, config):
@@ -150,7 +175,16 @@ def approval_named(home: Path, run: str) -> Approval:
 
 
 def stop(home: Path, run: str, why: str = "") -> Approval:
-    """Deny a run, also one that has asked nobody, as its policy lets it begin by itself. Raises ConfigError as ``decide``."""
+    """Denies a run, also one that has asked nobody, as its policy lets it begin by itself.
+
+    Args:
+        home: The hospital's home folder.
+        run: The run's name.
+        why: The reason, in words; empty for none.
+
+    Raises:
+        ConfigError: As ``decide``.
+    """
     if not (home / FOLDER / f"{run}.json").is_file():
         checked(Request, {"run": run, "site": 0}, "The run to be stopped")
         _write(
@@ -190,11 +224,19 @@ def paused(home: Path) -> dict[str, str] | None:
 def decide(
     home: Path, run: str, terms: str, state: Literal["approved", "denied"], days: float, why: str = ""
 ) -> Approval:
-    """Approve or deny a run under the ``terms``, and write it into the journal.
+    """Approves or denies a run under the ``terms``, and writes it into the journal.
 
-    terms: the whole digest, for whoever asks for the run could make two of the same first digits; a denial needs none.
-    days: for how long an approval holds.
-    Raises ConfigError for a run that has not asked, for other terms than those that it asks now, and for impossible days.
+    Args:
+        home: The hospital's home folder.
+        run: The run's name.
+        terms: The whole digest, for whoever asks for the run could make two of the same first digits; a denial needs
+            none.
+        state: The decision.
+        days: For how long an approval holds, in days.
+        why: The reason, in words; empty for none.
+
+    Raises:
+        ConfigError: The run has not asked or now asks under other terms, or the days or the reason are impossible.
     """
     with _settling(home):
         found, now = approval_named(home, run), _now()

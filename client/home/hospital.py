@@ -1,6 +1,6 @@
 """One hospital as the ClientApp sees it: where its records, policy, ledger and random streams come from.
 
-A real hospital is described by the ``hospital.toml`` that its SuperNode's node-config names; whatever a message says,
+A real hospital is described by the ``hospital.toml`` that its SuperNode's node-config names. Whatever a message says,
 its records, policy and ledger are its own and its noise comes from the operating system. A simulated hospital is one
 partition of a dataset; its ledger lies in the run's folder and its streams follow the run's seed.
 """
@@ -170,8 +170,12 @@ class Hospital:
     def shard(self) -> Shard:
         """The hospital's records, encoded once per process.
 
-        Raises PolyclinicError when they do not fit the schema, ConfigError when they do not fit the policy, which is asked of the
-        hospital's own split: otherwise the splits that a run may have would tell how many patients there are.
+        The policy's limits are asked of the hospital's own split: otherwise the splits that a run may have would tell
+        how many patients there are.
+
+        Raises:
+            PolyclinicError: The records do not fit the schema.
+            ConfigError: They do not fit the policy.
         """
         return self._shard
 
@@ -196,10 +200,14 @@ class Hospital:
         return self.records.shard(self.site)
 
     def began(self, in_order: bool) -> str:
-        """Identifies the records with which a run or a release begins here, in their order if that matters. Raises as ``shard``.
+        """Identifies the records with which a run or a release begins here. Raises as ``shard``.
 
-        A split that a run chose counts by its public rule alone: by whom it holds out, who changed the split a little would
-        hear, without any charge, whether there is a patient in between: from a refusal, or from a reply that is sent again.
+        A split that a run chose counts by its public rule alone, not by whom it holds out. Otherwise who changed the
+        split a little would hear, without any charge, whether there is a patient in between. A refusal would tell it,
+        or a reply that is sent again.
+
+        Args:
+            in_order: Whether the order of the records matters.
         """
         self.shard()
         identity = self._own.digest if in_order else self._own.contents
@@ -209,8 +217,10 @@ class Hospital:
 def own_imputer(hospital: Hospital, imputation: str) -> Imputer | None:
     """The imputer that the imputation needs, None where it needs none; looks at no record.
 
-    Raises BudgetRefused for an imputation that is fitted to the hospital's own records where the policy does not allow work
-    without privacy; ConfigError or DataError where schema or imputer have not what it needs.
+    Raises:
+        BudgetRefused: The imputation is fitted to the hospital's own records, and the policy does not allow work
+            without privacy.
+        ConfigError, DataError: Schema or imputer have not what the imputation needs.
     """
     if imputation == "mice" and not hospital.policy.allow_without_privacy:
         raise BudgetRefused(
@@ -229,7 +239,17 @@ def filled_by(hospital: Hospital, imputation: str) -> str:
 
 
 def filled_rows(hospital: Hospital, imputation: str, held_out: bool = False) -> Rows:
-    """The hospital's training or held-out rows with missing cells filled, once per process. Raises as ``own_imputer``."""
+    """The hospital's training or held-out rows with missing cells filled, once per process.
+
+    Args:
+        hospital: The hospital.
+        imputation: How missing cells are filled, as ``data.imputation``; "mean" and "indicator" leave them missing
+            here.
+        held_out: Return the held-out rows; the training rows by default.
+
+    Raises:
+        BudgetRefused, ConfigError, DataError: As ``own_imputer`` and ``Hospital.shard``.
+    """
     imputer, shard = own_imputer(hospital, imputation), hospital.shard()
     if imputation in ("mean", "indicator"):  # what is missing stays so, and the other side need not be copied
         return shard.test if held_out else shard.train
@@ -247,7 +267,16 @@ def is_real(context: Context) -> bool:
 
 
 def open_hospital(context: Context, request: Request, config: RunConfig) -> Hospital:
-    """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset."""
+    """The hospital behind this node: real when node-config names a ``hospital`` file, else a partition of the dataset.
+
+    Args:
+        context: Flower's context of the node, with its node-config.
+        request: The message; in a simulation it has the partition's number and the folder of simulated hospitals.
+        config: The run's configuration.
+
+    Raises:
+        ConfigError: node-config names neither a hospital nor a partition.
+    """
     if is_real(context):
         indicators = config.data.imputation == "indicator"
         return _real_hospital(Path(str(context.node_config["hospital"])), indicators, config.split.rule)

@@ -1,9 +1,9 @@
 """The hospital's journal: a line of JSON for every message that comes, and one for its answer before it leaves.
 
-Lines are only ever appended, each on the disk before anything goes on. A line holds a digest of all lines before it, so that
-one that was changed, taken out or put in shows; lines cut off at the end show only to who noted the newest digest. No line has
-a patient's value: it says what was asked, what left, and what the ledger said. Each line holds also what was charged since the
-one before (``marks``), so that a ledger that lost a charge shows, and can be brought forward.
+Lines are only ever appended, each on the disk before anything goes on. A line holds a digest of all lines before it, so
+that one that was changed, taken out or put in shows. Lines cut off at the end show only to who noted the newest digest.
+No line has a patient's value: it says what was asked, what left, and what the ledger said. Each line holds also what
+was charged since the one before (``marks``), so that a ledger that lost a charge shows, and can be brought forward.
 """
 
 from __future__ import annotations
@@ -41,8 +41,13 @@ _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 def recorded(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
     """The answer of a real hospital, with a line before it is worked on and one before it leaves.
 
-    Where a line cannot be written nothing is answered; what was charged stays charged. Nothing is answered either while a ledger
-    lacks a charge that the journal holds.
+    Where a line cannot be written nothing is answered; what was charged stays charged. Nothing is answered either while
+    a ledger lacks a charge that the journal holds.
+
+    Args:
+        answer: What answers the message.
+        message: The message that came.
+        context: Flower's context, whose node-config names the hospital's file.
     """
     try:
         home = _home(context)
@@ -71,10 +76,19 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
 
 
 def append(home: Path, entry: dict[str, Any], name: str = NAME) -> str:
-    """Write one line, with the time, the charges since the newest line and a digest of all before it, to the disk.
+    """Writes one line, with the time, the charges since the newest line and a digest of all before it, to the disk.
 
-    Returns why nothing may be charged until a restore, and nothing where it may. Raises OSError; DataError for a journal of a
-    newer format.
+    Args:
+        home: The hospital's home folder, made where it is missing.
+        entry: The line's own fields.
+        name: The journal's file name.
+
+    Returns:
+        Why nothing may be charged until a restore, and an empty string where it may.
+
+    Raises:
+        OSError: The line cannot be written whole.
+        DataError: The journal has a newer format.
     """
     home.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(home / name) as file:

@@ -1,7 +1,7 @@
 """What the journal holds of a hospital's ledgers: each charge again, and after each line how far every ledger was.
 
-A ledger that lacks a charge of the journal is older than it: an answer left that the ledger has forgotten. ``restore`` brings it
-forward by the charges in the journal.
+A ledger that lacks a charge of the journal is older than it: an answer left that the ledger has forgotten. Command
+``restore`` brings it forward by the charges in the journal.
 """
 
 from __future__ import annotations

@@ -21,28 +21,34 @@ class Policy(BaseModel):
     """Defaults are the strict ones of a real hospital; a simulation states its own.
 
     ``budget``: lifetime epsilon of the shard; None means unlimited and is for simulations without privacy.
-    ``allowed_tasks``, ``allowed_models`` and ``allowed_objectives`` are names that a run's configuration may use here: without
-    them a server could name any function of any module. ``allowed_strategies``: whose halves at hospitals may be loaded and
-    run here; a strategy without one needs no permission. ``allowed_mods``: which mods may stand between the hospital's answers
-    and the coordinator. ``most_local_steps`` and ``most_parameters`` bound the work that a run may ask
-    of the hospital's machine. ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be,
-    at most; a run's epsilon is then composed over so many. ``release_metrics``: unperturbed metrics of held-out patients and
-    their exact number may leave, once for each training charge of a round, ``most_evaluations_per_run`` times a run and
-    ``most_evaluations`` times over the life of the ledger. ``metrics_epsilon``: epsilon of one run's private metrics, which
-    leave where unperturbed ones do not, charged to the held-out patients' own ledger under ``budget``; 0 lets none leave.
+    ``allowed_tasks``, ``allowed_models``, ``allowed_objectives``: names that a run's configuration may use here.
+        Without them a server could name any function of any module.
+    ``allowed_strategies``: whose halves at hospitals may be loaded and run here; a strategy without one needs no
+        permission.
+    ``allowed_mods``: which mods may stand between the hospital's answers and the coordinator.
+    ``most_local_steps``, ``most_parameters``: bounds of the work that a run may ask of the hospital's machine.
+    ``patients_elsewhere``: in how many other hospitals of a federation one patient may also be, at most. A run's
+        epsilon is then composed over so many.
+    ``release_metrics``: unperturbed metrics of held-out patients and their exact number may leave, once for each
+        training charge of a round. They leave ``most_evaluations_per_run`` times a run and ``most_evaluations`` times
+        over the life of the ledger.
+    ``metrics_epsilon``: epsilon of one run's private metrics, which leave where unperturbed ones do not. It is charged
+        to the held-out patients' own ledger under ``budget``; 0 lets none leave.
     ``only_secure_aggregation``: no update may leave but under a secure sum's masks.
-    ``known_hospitals``: public keys, in hexadecimal, of the hospitals with which it sums; others' are refused. Empty takes
-    whatever keys the server passes on.
-    ``allow_splits``: a run may choose who is held out (its keys ``split``). What it asks is then charged to the ledgers of both
-    training and held-out patients, and no exact metrics leave.
-    ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum whose epsilon needs the other
-    hospitals' shares and, without ``known_hospitals``, a server that keeps to the protocol.
-    ``release_predictions``: scores and labels of held-out patients may leave, row by row, for intervals and pooled curves.
-    ``release_groups``: feature columns whose group (a category, or a quarter of the bounds) may leave beside each score.
-    ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings no
-    code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
-    ``most_epsilon_per_run``: epsilon that one run may cost, and ``most_epsilon_per_month`` all runs together that were charged
-    within thirty days, of each ledger; inf leaves the budget alone to decide.
+    ``known_hospitals``: public keys, in hexadecimal, of the hospitals with which it sums; others' are refused. Empty
+        takes whatever keys the server passes on.
+    ``allow_splits``: a run may choose who is held out (its keys ``split``). What it asks is then charged to the ledgers
+        of both training and held-out patients, and no exact metrics leave.
+    ``allow_shared_noise``: updates may leave with a share of the noise alone, in a secure sum. Its epsilon needs the
+        other hospitals' shares and, without ``known_hospitals``, a server that keeps to the protocol.
+    ``release_predictions``: scores and labels of held-out patients may leave, row by row, for intervals and pooled
+        curves.
+    ``release_groups``: feature columns whose group (a category, or a quarter of the bounds) may leave beside each
+        score.
+    ``allowed_runs``: bundles (FAB) that the node runs, by SHA-256 in hexadecimal, or ``installed`` for any that brings
+        no code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
+    ``most_epsilon_per_run``: epsilon that one run may cost, of each ledger; inf leaves the budget alone to decide.
+    ``most_epsilon_per_month``: the same of all runs together that were charged within thirty days.
     ``require_approval``: runs and questions wait until somebody here approves them, which needs ``allowed_runs``.
     """
 
@@ -95,11 +101,13 @@ class Policy(BaseModel):
 class HospitalFile(BaseModel):
     """``hospital.toml`` of a real hospital; paths are relative to the file.
 
-    ``data``: CSV or Parquet file, folder or glob, a database's URL, or ``SOURCE:PLACE``; ``source``: the source's options,
-    texts; ``schema``: the public schema in TOML; ``cohort``: the steps by which own rows are chosen, in TOML;
-    ``mapping``: how the own columns become the schema's, in TOML;
-    ``imputer``: what imputation chained fills missing cells by; ``home``: folder of the ledger and of what must outlive
-    a message.
+    ``data``: CSV or Parquet file, folder or glob, a database's URL, or ``SOURCE:PLACE``
+    ``source``: the source's options, texts
+    ``schema``: the public schema in TOML
+    ``cohort``: the steps by which own rows are chosen, in TOML
+    ``mapping``: how the own columns become the schema's, in TOML
+    ``imputer``: what imputation chained fills missing cells by
+    ``home``: folder of the ledger and of what must outlive a message
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

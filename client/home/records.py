@@ -15,7 +15,16 @@ from polyclinic.plugins import open_source
 
 
 def check_files(described: HospitalFile, folder: Path, schema: Schema) -> None:
-    """Raises ConfigError for a mapping or cohort file that is wrong; no record is read."""
+    """Checks the mapping and cohort files; reads no record.
+
+    Args:
+        described: The content of the hospital's file.
+        folder: The folder of that file, to which its paths are relative.
+        schema: The public schema.
+
+    Raises:
+        ConfigError: A mapping or cohort file is wrong.
+    """
     if described.mapping:
         ColumnMapping.read(folder / described.mapping, schema)
     if described.cohort:
@@ -23,9 +32,17 @@ def check_files(described: HospitalFile, folder: Path, schema: Schema) -> None:
 
 
 def own_records(described: HospitalFile, folder: Path, schema: Schema) -> Iterator[Chunk]:
-    """The hospital's records in chunks with the schema's columns; paths are relative to ``folder``.
+    """The hospital's records in chunks with the schema's columns.
 
-    A cohort's steps speak of the hospital's own columns, before its mapping. Raises ConfigError or DataError.
+    A cohort's steps speak of the hospital's own columns, before its mapping.
+
+    Args:
+        described: The content of the hospital's file.
+        folder: The folder of that file, to which its paths are relative.
+        schema: The public schema.
+
+    Raises:
+        ConfigError, DataError: The source, the mapping or the cohort cannot be read.
     """
     mapping = ColumnMapping.read(folder / described.mapping, schema) if described.mapping else ColumnMapping()
     cohort = Cohort.read(folder / described.cohort) if described.cohort else None

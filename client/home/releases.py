@@ -64,11 +64,17 @@ def released(reply: Reply) -> bool:
 
 
 def write_release(reply: Reply, identity: str, content: RecordDict, keep: int = 1, durable: bool = True) -> None:
-    """Keep a reply's content before it leaves, and forget those more than ``keep`` rounds back. Atomic.
+    """Keeps a reply's content before it leaves, and forgets those more than ``keep`` rounds back. Atomic.
 
-    The secrets of such rounds' secure sums are erased first: with them, what is forgotten could be answered a second time.
+    The secrets of such rounds' secure sums are erased first: with them, what is forgotten could be answered a second
+    time.
 
-    Not ``durable`` may be lost with the machine's power, though not with the process.
+    Args:
+        reply: The run, round and purpose that the content answers.
+        identity: Identifies the question, so that only the same one is answered again.
+        content: The records that leave.
+        keep: For how many rounds back replies are kept.
+        durable: Whether the file must outlast a loss of power; otherwise it outlasts the process alone.
     """
     home, run = reply.home, re.escape(reply.run)
     home.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,17 @@ _MOST_PENDING = 100
 
 
 def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]], Arrays]) -> RecordDict:
-    """The answer that left before to the same question; a new one where none left. Refuses another question."""
+    """The answer that left before to the same question; a new one where none left. Refuses another question.
+
+    Args:
+        call: The message, read.
+        purpose: What is asked, as part of the file's name.
+        identity: Identifies the question.
+        answer: Makes the arrays of a new answer.
+
+    Raises:
+        PolyclinicError: The hospital answered this purpose of this round to another question.
+    """
     place = Reply(call.hospital.home, call.request.run, purpose, call.request.round)
     content = read_release(place, identity)
     if content is not None:

@@ -1,7 +1,7 @@
 """What a site keeps between rounds (its optimizer's tensors, noise under way), in files beside its ledger.
 
-Files are named by the round that wrote them, so a round that is run again after a crash starts from the state
-that the round before it left, not from its own.
+Files are named by the round that wrote them. So a round that is run again after a crash starts from the state that the
+round before it left, not from its own.
 """
 
 from __future__ import annotations
@@ -46,9 +46,19 @@ def alone(home: Path) -> Iterator[None]:
 
 
 def check_records(home: Path, run: str, site: str, digest: str, durable: bool = True) -> None:
-    """Note with which records, by their ``digest``, a run began at a site; raises PolyclinicError when it goes on with others.
+    """Notes with which records a run began at a site, and checks that it goes on with the same.
 
-    The refusal tells that they changed, and nothing else of them. ``durable`` as in ``write_state``.
+    The refusal tells that they changed, and nothing else of them.
+
+    Args:
+        home: The site's home folder.
+        run: The run's name.
+        site: The site's name, for the message.
+        digest: The digest of the records.
+        durable: As in ``write_state``.
+
+    Raises:
+        PolyclinicError: The run began with other records.
     """
     path = home / f"records-{run}.sha256"
     if not path.exists():
@@ -62,7 +72,16 @@ def check_records(home: Path, run: str, site: str, digest: str, durable: bool = 
 
 
 def read_state(home: Path, run: str, round: int) -> Arrays:
-    """The newest state written before ``round`` of ``run``; empty if there is none. Raises DataError when it is damaged."""
+    """The newest state written before ``round`` of ``run``; empty if there is none.
+
+    Args:
+        home: The site's home folder.
+        run: The run's name.
+        round: The round that is about to begin.
+
+    Raises:
+        DataError: The state is damaged.
+    """
     earlier = [(number, path) for number, path in _files(home, run) if number < round]
     if not earlier:
         return {}
@@ -74,9 +93,16 @@ def read_state(home: Path, run: str, round: int) -> Arrays:
 
 
 def write_state(home: Path, run: str, round: int, state: Arrays, keep: int = 1, durable: bool = True) -> None:
-    """Write the state after ``round``; forget what a run that resumes ``keep`` rounds back does not need. Atomic.
+    """Writes the state after ``round``; forgets what a run that resumes ``keep`` rounds back does not need. Atomic.
 
-    Not ``durable`` may be lost with the machine's power, though not with the process, and takes a quarter of the time.
+    Args:
+        home: The site's home folder, made where it is missing.
+        run: The run's name.
+        round: The round that has ended.
+        state: Arrays by name; nothing is written where it is empty.
+        keep: How many rounds back a run may resume.
+        durable: Whether the file must outlast a loss of power. Otherwise it outlasts the process alone, and takes a
+            quarter of the time.
     """
     if not state:
         return

@@ -25,17 +25,23 @@ _LEFT_OUT = ("*-wal", "*-shm", "*-journal", "*.partial", ".*", MANIFEST, "alone.
 
 
 def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[str, Any]:
-    """Copy the files of ``folder`` itself, and each of ``parts`` whole under its name, into the new folder ``destination``.
+    """Copies the files of ``folder`` itself, and each of ``parts`` whole, into the new folder ``destination``.
 
-    Each SQLite database is copied as of one moment by SQLite itself, after all other files: a ledger in a backup is at least
-    as new as the files beside it. The copy appears whole or not at all, readable by its owner alone; links are left out.
+    SQLite itself copies each SQLite database as of one moment, after all other files. So a ledger in a backup is at
+    least as new as the files beside it. The copy appears whole or not at all, readable by its owner alone; links are
+    left out.
+
+    Args:
+        folder: The folder whose own files are copied, without its subfolders.
+        destination: The folder to be made.
+        parts: Folders that are copied whole, by their names in the backup.
 
     Returns:
         ``{"folder", "backup", "files", "bytes"}``.
 
     Raises:
         ConfigError: ``destination`` exists or lies in what is copied.
-        PolyclinicError: a file cannot be read or written.
+        PolyclinicError: A file cannot be read or written.
     """
     if os.path.lexists(destination):
         raise ConfigError(f"{destination} is there already, and nothing is overwritten; name a new folder.")

@@ -1,7 +1,7 @@
 """Flower's app bundles (FAB): one that brings no code, and which ones a hospital's policy lets its node run.
 
-Flower runs a hospital's part from the bundle that the coordinator sends, so what the hospital's own code says of bundles
-counts only before a bundle is unpacked: in the SuperNode (``supernode``), not in the app.
+Flower runs a hospital's part from the bundle that the coordinator sends. So what the hospital's own code says of
+bundles counts only before a bundle is unpacked: in the SuperNode (``supernode``), not in the app.
 """
 
 from __future__ import annotations
@@ -42,10 +42,14 @@ def own_bundle() -> str:
 def refusal(content: bytes, claims: Collection[str], app: str, version: str, allowed: Collection[str]) -> str:
     """Why these bytes may not run here, or an empty string.
 
-    content: the bundle; claims: what the SuperLink says its SHA-256 is; app, version: what it says the run is of;
-    allowed: SHA-256 in hexadecimal, and "installed" for any bundle that brings no code; empty allows every bundle.
-
     Flower finds the unpacked bundle by what the SuperLink claims, so the claims must be the bundle's own.
+
+    Args:
+        content: The bundle.
+        claims: What the SuperLink says its SHA-256 is.
+        app: The app that the SuperLink says the run is of.
+        version: The version that it says the run is of.
+        allowed: SHA-256 in hexadecimal, and "installed" for any bundle that brings no code; empty allows every bundle.
     """
     digest = hashlib.sha256(content).hexdigest()
     if not allowed:

@@ -69,7 +69,16 @@ def make_authority(name: str, days: int = CA_DAYS) -> Pair:
 
 
 def make_server(authority: Pair, hosts: Sequence[str], days: int = SERVER_DAYS) -> Pair:
-    """A server's certificate for these names and addresses, signed by the authority. Raises ConfigError for a bad host."""
+    """A server's certificate for these names and addresses, signed by the authority, with its key.
+
+    Args:
+        authority: The authority's certificate and key.
+        hosts: Names and IP addresses, of which the first is the certificate's common name.
+        days: For how many days it is valid.
+
+    Raises:
+        ConfigError: A host is no name or address.
+    """
     signer = x509.load_pem_x509_certificate(authority.certificate)
     signing = load_pem_private_key(authority.key, None)
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
@@ -88,7 +97,16 @@ def make_server(authority: Pair, hosts: Sequence[str], days: int = SERVER_DAYS) 
 
 
 def authority_of(key: bytes, source: str, authorities: Sequence[x509.Certificate]) -> Pair:
-    """The authority whose private key, read from ``source``, this is. Raises ConfigError when it is that of none."""
+    """The authority whose private key this is.
+
+    Args:
+        key: The private key in PEM, without a password.
+        source: Where the key was read, for the message.
+        authorities: The certificates of the authorities, one of which the key may belong to.
+
+    Raises:
+        ConfigError: The key cannot be read, or is that of none of them.
+    """
     try:
         public = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
@@ -149,7 +167,16 @@ def check_authority(path: Path, next_step: str = "ask the coordinator's operator
 
 
 def check_server(certificate: Path, key: Path, ca: Path) -> None:
-    """Raises ConfigError when a coordinator cannot serve with these files: one is damaged or expired, or they do not fit."""
+    """Checks that a coordinator can serve with these files.
+
+    Args:
+        certificate: The server's certificate, in PEM.
+        key: Its private key, in PEM.
+        ca: The certificates of the authorities, in PEM.
+
+    Raises:
+        ConfigError: A file is damaged or expired, or they do not fit each other.
+    """
     check_authority(ca, "restore it from a backup")
     described = read_certificates(certificate)[0]
     try:

@@ -59,9 +59,15 @@ def nodes(client: Any) -> list[dict[str, Any]]:
 
 
 def register(client: Any, key: Path, name: str) -> str:
-    """Let the node with this public key take part; returns its id.
+    """Lets the node with this public key take part; returns its id.
 
-    Raises ConfigError for a bad key, and for a key or a name that was registered before.
+    Args:
+        client: Flower's client of the SuperLink's control.
+        key: The file of the node's public key.
+        name: The node's name, 1 to 100 printable characters.
+
+    Raises:
+        ConfigError: The key or the name is bad, or was registered before.
     """
     from flwr.proto.control_pb2 import RegisterNodeRequest
 
@@ -88,8 +94,16 @@ def revoke(client: Any, name: str) -> str:
 
 
 def runs(client: Any) -> list[dict[str, Any]]:
-    """All runs, the oldest first: run (an id as text), status (as finished:completed), state (queued, running, completed,
-    failed or stopped), place in the queue, rounds asked where not the usual, submitter, details, bundle's SHA-256, times."""
+    """All runs, the oldest first, each as a dictionary.
+
+    run: an id as text
+    status: as finished:completed
+    state: queued, running, completed, failed or stopped
+    place: in the queue
+    rounds: where the run asks for other than the usual
+    submitter, details, bundle: who submitted it, Flower's words, and the bundle's SHA-256
+    submitted, finished: times
+    """
     from flwr.proto.control_pb2 import ListRunsRequest
 
     listed = client.ListRuns(ListRunsRequest(limit=_MOST_RUNS)).run_dict.values()
@@ -110,9 +124,16 @@ def runs(client: Any) -> list[dict[str, Any]]:
 
 
 def stop_run(client: Any, named: str, numbers: Sequence[str]) -> str:
-    """End the one of the runs with these ``numbers`` that has not ended; returns its number. ``named`` is how it was asked for.
+    """Ends the one of the runs with these ``numbers`` that has not ended; returns its number.
 
-    Raises ConfigError where the SuperLink knows none of them, or all have ended.
+    Args:
+        client: Flower's client of the SuperLink's control.
+        named: How the run was asked for, for messages.
+        numbers: The numbers of the runs that it may be.
+
+    Raises:
+        ConfigError: The SuperLink knows none of them, or all have ended.
+        PolyclinicError: The SuperLink could not stop it.
     """
     from flwr.proto.control_pb2 import StopRunRequest
 

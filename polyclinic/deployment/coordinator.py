@@ -40,9 +40,12 @@ LINK = "coordinator"  # the SuperLink's name in Flower's configuration
 class CoordinatorFile(FolderFile):
     """``coordinator.toml``; its folder holds all else.
 
-    ``hosts``: names and addresses by which hospitals reach it, as in its certificate; ``listen``: the IP address and
-    ``port`` at which it listens; ``control_from``: networks (CIDR), besides the machine itself, from which nodes are
-    registered and runs are submitted; ``at_once``: how many runs go at once, 0 for all; others wait in order.
+    ``hosts``: names and addresses by which hospitals reach it, as in its certificate
+    ``listen``: the IP address at which it listens
+    ``port``: the port at which it listens
+    ``control_from``: networks (CIDR), besides the machine itself, from which nodes are registered and runs are
+        submitted
+    ``at_once``: how many runs go at once, 0 for all; others wait in order
     """
 
     hosts: tuple[str, ...] = Field(min_length=1)
@@ -204,7 +207,13 @@ class Coordinator:
 def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DAYS) -> dict[str, NewFile]:
     """All that ``init`` writes into ``folder``, by name; nothing is written here.
 
-    Raises ConfigError for an address or a name that cannot be.
+    Args:
+        folder: The coordinator's folder.
+        file: The content of its ``coordinator.toml``.
+        days: For how many days the server's certificate is valid.
+
+    Raises:
+        ConfigError: An address or a name cannot be.
     """
     authority = make_authority(file.hosts[0], max(CA_DAYS, days))
     server = make_server(authority, file.certified, days)

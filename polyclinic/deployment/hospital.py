@@ -27,9 +27,11 @@ FILE, NODE = "hospital.toml", "node.toml"
 class NodeFile(FolderFile):
     """``node.toml`` of a hospital's folder: to whom its node connects, and as whom; paths are relative to it.
 
-    ``coordinator``: HOST:PORT; ``ca``: the coordinator's authority; ``key``: the node's private key; ``port``: of the
-    loopback, at which the node's own processes reach it; ``trusted_signers``: Flower's file of signers (YAML), one of
-    whom must have signed a bundle.
+    ``coordinator``: HOST:PORT
+    ``ca``: the coordinator's authority
+    ``key``: the node's private key
+    ``port``: of the loopback, at which the node's own processes reach it
+    ``trusted_signers``: Flower's file of signers (YAML), one of whom must have signed a bundle
     """
 
     coordinator: str
@@ -142,7 +144,19 @@ class Records:
 def hospital_files(
     site: str, records: Records, node: NodeFile, ca: bytes, budget: float, delta: float
 ) -> dict[str, NewFile]:
-    """All that ``init`` writes, by name; nothing is written here. Raises ConfigError for a bad budget or delta."""
+    """All that ``init`` writes, by name; nothing is written here.
+
+    Args:
+        site: The hospital's name.
+        records: Where its records are, and their schema.
+        node: The content of its ``node.toml``.
+        ca: The certificate of the coordinator's authority, in PEM.
+        budget: The policy's lifetime epsilon.
+        delta: The policy's delta.
+
+    Raises:
+        ConfigError: The name is empty, or the budget or delta is bad.
+    """
     if not site.strip():
         raise ConfigError("The site needs a name.")
     values = {name: value.default for name, value in Policy.model_fields.items()} | {

@@ -20,7 +20,14 @@ _FILES = ("query-file", "password-file")
 def records_of(data: str, options: Mapping[str, str], schema: Path) -> Records:
     """The records with every path absolute, since hospital.toml lies elsewhere; reads the schema, and no record.
 
-    Raises ConfigError for a URL that holds a password or cannot be read, DataError for a schema that is missing or wrong.
+    Args:
+        data: A file, folder or glob, a database's URL, or ``SOURCE:PLACE``.
+        options: The source's options.
+        schema: The file of the public schema, in TOML.
+
+    Raises:
+        ConfigError: A URL holds a password or cannot be read.
+        DataError: The schema is missing or wrong.
     """
     Schema.from_toml(schema)
     source = {key: str(Path(value).resolve()) if key in _FILES else value for key, value in options.items()}

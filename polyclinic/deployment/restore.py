@@ -45,17 +45,21 @@ from polyclinic.privacy.ledger.terms import Terms
 
 
 def restore(backup: Path, folder: Path, file: str, finish: Callable[[Path, str], Any]) -> dict[str, Any]:
-    """Put the backup, whose folder holds ``file``, into the new folder ``folder``; it appears whole or not at all.
+    """Puts the backup into the new folder ``folder``; it appears whole or not at all.
 
-    finish: what is done with the copy, and the time of the backup, before it takes its place.
+    Args:
+        backup: The backup's folder.
+        folder: The folder to be made.
+        file: A file that every backup of this kind holds.
+        finish: What is done with the copy, and the time of the backup, before it takes its place.
 
     Returns:
         ``{"folder", "backup", "time", "files"}``.
 
     Raises:
         ConfigError: ``folder`` is there, or the backup is not of this kind.
-        DataError: a file of the backup is missing, damaged, or not as it was written.
-        PolyclinicError: a file cannot be read or written.
+        DataError: A file of the backup is missing, damaged, or not as it was written.
+        PolyclinicError: A file cannot be read or written.
     """
     if os.path.lexists(folder):
         raise ConfigError(f"{folder} is there already, and nothing is overwritten; move it aside.")
@@ -79,17 +83,22 @@ def restore(backup: Path, folder: Path, file: str, finish: Callable[[Path, str],
 
 
 def restore_hospital(backup: Path, folder: Path, journal: Path | None) -> dict[str, Any]:
-    """As ``restore``, a hospital's folder; ``journal``: the newest journal that survived, None where none did.
+    """Puts a hospital's backup into a new folder, as ``restore``, and brings its ledgers forward.
 
-    Its ledgers hold all charges of that journal, runs that were denied stay so, and the hospital has paused, so that somebody
-    looks at its policy first.
+    Its ledgers hold all charges of the journal, runs that were denied stay so, and the hospital has paused, so that
+    somebody looks at its policy first.
+
+    Args:
+        backup: The backup's folder.
+        folder: The folder to be made.
+        journal: The newest journal that survived, None where none did.
 
     Returns:
         As ``restore``, with ``charges``: how many the backup lacked.
 
     Raises:
-        ConfigError: also where the journal does not go on from the backup's, or its node answers on this machine.
-        DataError: also where a ledger or a journal is damaged.
+        ConfigError: Also where the journal does not go on from the backup's, or its node answers on this machine.
+        DataError: Also where a ledger or a journal is damaged.
     """
     brought: list[int] = []
 

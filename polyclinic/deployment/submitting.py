@@ -36,12 +36,22 @@ def submit(
     say: Callable[[str], None],
     resume: Path | None = None,
 ) -> dict[str, Any]:
-    """The run's id, status, bundle and folder of results; with ``stream`` after its end, its log told line by line.
+    """Submits a run; returns its id, status, bundle and folder of results.
 
-    values: configuration keys; ``out`` is relative to the coordinator's folder. app_dir: an app whose code is sent;
-    None sends none. address: the SuperLink's, "" where it runs on this machine. resume: the run that goes on from its
-    checkpoint as it was configured (``run_to_resume``); of ``values`` only what does not decide its result may differ.
-    Raises ConfigError for a bad key or app, PolyclinicError when Flower refuses the run or the run fails.
+    Args:
+        found: The coordinator's folder, read.
+        values: Configuration keys; ``out`` is relative to the coordinator's folder. Where a run is resumed, only those
+            may differ that do not decide its result.
+        stream: Whether to wait for the run's end and tell its log line by line.
+        app_dir: An app whose code is sent; None sends none.
+        address: The SuperLink's, "" where it runs on this machine.
+        say: Called with each line of the log.
+        resume: The run that goes on from its checkpoint as it was configured (``run_to_resume``); None begins a new
+            one.
+
+    Raises:
+        ConfigError: A key or the app is bad.
+        PolyclinicError: Flower refuses the run, or the run fails.
     """
     who = {"participation.submitter": getpass.getuser()}
     given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
@@ -104,9 +114,18 @@ def _progress(folder: Run) -> dict[str, Any]:
 
 
 def stop(found: Coordinator, named: str, address: str) -> dict[str, Any]:
-    """End a run that waits or goes on, named by its number or its folder's name, and wait until its process has ended.
+    """Ends a run that waits or goes on, and waits until its process has ended.
 
-    Returns the run as ``described_runs`` has it. Raises ConfigError for a run that is unknown or has ended.
+    Args:
+        found: The coordinator's folder, read.
+        named: The run's number, or its folder's name.
+        address: The SuperLink's, "" where it runs on this machine.
+
+    Returns:
+        The run as ``described_runs`` has it.
+
+    Raises:
+        ConfigError: The run is unknown or has ended.
     """
     folders = folders_by_run(found.folder / "runs")
     numbers = [number for number, folder in folders.items() if folder.name == named] or [named]
@@ -149,9 +168,17 @@ def own_app(home: Path) -> Path:
 
 
 def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[str, str], *options: str) -> str:
-    """The number of a run that ``flwr run`` starts at the SuperLink that Flower's configuration calls ``link``.
+    """Starts a run with ``flwr run``; returns its number.
 
-    Raises PolyclinicError with Flower's words when it refuses the run.
+    Args:
+        app: The folder of the Flower app.
+        link: The name of the SuperLink in Flower's configuration.
+        values: Configuration keys and their values.
+        environment: The whole environment of ``flwr``.
+        options: More arguments of ``flwr run``.
+
+    Raises:
+        PolyclinicError: Flower refuses the run; the message has its words.
     """
     overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
     done = subprocess.run(
@@ -166,7 +193,17 @@ def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[st
 
 
 def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
-    """Tell the run's log until it ends; the last error in it, or "", and whether its ServerApp ended without Flower noticing."""
+    """Tells the run's log until it ends.
+
+    Args:
+        run: The run's number.
+        link: The name of the SuperLink in Flower's configuration.
+        environment: The whole environment of ``flwr``.
+        say: Called with each line of the log that is Polyclinic's or of a round.
+
+    Returns:
+        The last error in the log, or "", and whether the run's ServerApp ended without Flower noticing.
+    """
     error, abandoned = "", threading.Event()
     process = subprocess.Popen(
         ["flwr", "log", run, link, "--stream"],

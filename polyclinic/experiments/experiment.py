@@ -59,9 +59,10 @@ class Experiment:
     """An experiment, called with what is asked of it and with what hears of its progress.
 
     run: ``package.module:function`` of ``(Asked, Say) -> Findings``, imported when the experiment runs.
-    presets: "sound", with a true epsilon; "paper", as published, whatever that keeps.  takes: which of ``hospitals``,
-    ``seeds`` and ``methods`` a person may ask for.  goals: what its targets' ids stand for, in words.  hours: of one core, about,
-    that its full form takes; 0 for less than a minute.
+    presets: "sound", with a true epsilon; "paper", as published, whatever that keeps.
+    takes: which of ``hospitals``, ``seeds`` and ``methods`` a person may ask for.
+    goals: what its targets' ids stand for, in words.
+    hours: of one core, about, that its full form takes; 0 for less than a minute.
     """
 
     title: str

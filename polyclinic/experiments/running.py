@@ -23,16 +23,33 @@ RESULTS, TABLE, CONFIG = "results.json", "table.md", "config.toml"
 
 
 def reproduce(name: str, asked: Asked, say: Say) -> dict[str, Any]:
-    """Run the experiment ``name`` into ``asked.out`` and return what ``--json`` prints.
+    """Runs the experiment ``name`` into ``asked.out`` and returns what ``--json`` prints.
 
-    Parts that are finished there under the same settings are not run again. Raises ConfigError for what the experiment
-    does not take.
+    Parts that are finished there under the same settings are not run again.
+
+    Args:
+        name: The experiment's name.
+        asked: The folder, the form and the preset, and how many hospitals, seeds and methods.
+        say: Called with each line of progress.
+
+    Raises:
+        ConfigError: The experiment does not take what is asked.
     """
     return carry_out(name, experiment_named(name), asked, say)
 
 
 def carry_out(name: str, experiment: Experiment, asked: Asked, say: Say) -> dict[str, Any]:
-    """``reproduce`` of an experiment that need not be installed."""
+    """Runs an experiment that need not be installed, as ``reproduce`` does.
+
+    Args:
+        name: The experiment's name.
+        experiment: The experiment.
+        asked: As in ``reproduce``.
+        say: Called with each line of progress.
+
+    Raises:
+        ConfigError: The experiment does not take what is asked, or no folder can be made.
+    """
     _check(name, experiment, asked)
     try:
         asked.out.mkdir(parents=True, exist_ok=True)
@@ -43,7 +60,14 @@ def carry_out(name: str, experiment: Experiment, asked: Asked, say: Say) -> dict
 
 
 def write(name: str, asked: Asked, findings: Findings, commit: str | None = None) -> dict[str, Any]:
-    """results.json, table.md, config.toml and the figures, into ``asked.out``; ``commit``: of the code that found it."""
+    """Writes results.json, table.md, config.toml and the figures into ``asked.out``; returns what ``--json`` prints.
+
+    Args:
+        name: The experiment's name.
+        asked: What was asked of it.
+        findings: What it found.
+        commit: The commit of the code that found it; None where it is not known.
+    """
     from polyclinic.evaluation.figures.canvas import to_svg
 
     judged = [target.judged(asked.quick, asked.preset) for target in findings.targets]

@@ -26,10 +26,13 @@ class Target:
     """A result to be reached: what it is, as published, as measured here with its standard error, and the goal in words.
 
     met: whether the numbers reach the goal, ``None`` where there is none; ``judged`` says what counts.
-    seeds: how many independent seeds (draws of patients and noise) or splits, as ``of`` says, are behind ``measured``; ``None``
-    where nobody recorded it.  exact: why chance has no part in it, as "closed form".  margin: by how many standard errors the
-    goal is met (negative: missed); ``None`` where the goal counts standard errors or cases itself.  by: the method that is to
-    reach the goal; a method reaches what it is held to by all targets of one id together.  why: why there is no verdict.
+    seeds: how many independent seeds (draws of patients and noise) or splits, as ``of`` says, are behind ``measured``.
+        ``None`` where nobody recorded it.
+    exact: why chance has no part in it, as "closed form".
+    margin: by how many standard errors the goal is met (negative: missed). ``None`` where the goal counts standard
+        errors or cases itself.
+    by: the method that is to reach the goal; a method reaches what it is held to by all targets of one id together.
+    why: why there is no verdict.
     """
 
     id: str

@@ -32,9 +32,18 @@ class Result:
 
 
 def run_all(known: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -> dict[str, str]:
-    """Run every one of the ``known`` experiments into a folder of its name in ``out``, unless it is finished there.
+    """Runs every one of the ``known`` experiments into a folder of its name in ``out``, unless it is finished there.
 
-    One that fails does not stop the others: what comes back says, by name, why it failed.
+    One that fails does not stop the others.
+
+    Args:
+        known: The experiments by their names.
+        out: The folder of all.
+        quick: Run the short form of each.
+        say: Called with each line of progress.
+
+    Returns:
+        Why each experiment that failed did so, by name.
     """
     failed: dict[str, str] = {}
     left = [name for name in known if not _finished(out / name, quick)]

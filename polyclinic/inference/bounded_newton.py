@@ -1,7 +1,7 @@
 """Gauss-Newton steps on noisy sums for regressions, whose intervals cover although patients' vectors are shortened.
 
 To shorten the score of an unlikely outcome more than that of a likely one moves the estimate. Here the score of every outcome is
-bounded by itself with mean zero (``families.PrivateFamily``), and a row is shortened by the longest score that it could have: by
+bounded by itself with mean zero (``families.PrivateFamily``). A row is shortened by the longest score that it could have: by
 its design alone, which moves nothing (Mallows' weights; Cantoni and Ronchetti 2001).
 """
 

@@ -21,9 +21,14 @@ _STEEPEST = 30.0
 def partial_likelihood(
     time: Floats, event: Bools, x: Floats, estimate: Floats, ties: str = "efron"
 ) -> tuple[float, Floats, Floats]:
-    """The log partial likelihood of (n, p) features at an ``estimate`` (p,), its gradient (p,) and minus its Hessian (p, p).
+    """The log partial likelihood at an ``estimate``, its gradient (p,) and minus its Hessian (p, p).
 
-    ties: of events at one time: efron (Efron 1977) or breslow (Breslow 1974).
+    Args:
+        time: (n,) of the event, or of the end of what is known.
+        event: (n,) whether the event happened at that time.
+        x: (n, p) features.
+        estimate: (p,) coefficients.
+        ties: Of events at one time: efron (Efron 1977) or breslow (Breslow 1974).
 
     >>> time, event, x = np.array([1.0, 2.0, 3.0]), np.array([True, True, False]), np.array([[1.0], [0.0], [0.0]])
     >>> value, score, information = partial_likelihood(time, event, x, np.zeros(1))

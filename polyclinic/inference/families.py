@@ -25,8 +25,10 @@ _STEEPEST = 30.0
 class Pieces:
     """What n outcomes say of their linear predictors.
 
-    loglik: (n,) log likelihoods. score, weight: (n,) first derivatives of them, and second ones with the sign changed. further:
-    (3, n) of a further parameter: score, weight, and the mixed second derivative with the sign changed; (0, n) without one.
+    loglik: (n,) log likelihoods.
+    score, weight: (n,) first derivatives of them, and second ones with the sign changed.
+    further: (3, n) of a further parameter: score, weight, and the mixed second derivative with the sign changed; (0, n) without
+    one.
     """
 
     loglik: Floats
@@ -36,8 +38,12 @@ class Pieces:
 
 
 class Family(ABC):
-    """One family. name: As an option. ratio: What an exponential of a coefficient is called, empty where it is none. further:
-    The name of its further parameter, of which a fit finds the logarithm. counts: Whether outcomes must not be negative.
+    """One family.
+
+    name: As an option.
+    ratio: What an exponential of a coefficient is called, empty where it is none.
+    further: The name of its further parameter, of which a fit finds the logarithm.
+    counts: Whether outcomes must not be negative.
     """
 
     name: ClassVar[str]
@@ -51,14 +57,20 @@ class Family(ABC):
 
     @abstractmethod
     def pieces(self, y: Floats, eta: Floats, further: float = 0.0) -> Pieces:
-        """The likelihood's pieces. further: The logarithm of the further parameter."""
+        """The likelihood's pieces.
+
+        Args:
+            y: (n,) outcomes.
+            eta: (n,) linear predictors.
+            further: The logarithm of the further parameter.
+        """
 
 
 class PrivateFamily(Family):
     """One with bounded scores, whose mean is zero under the family whatever the bound (Cantoni and Ronchetti 2001, section 2).
 
-    Of a bounded statistic of the outcome with mean m, variance b and derivative a of its mean by eta, the score is
-    (statistic - m) a / b and the weight a**2 / b, which is also the score's variance (Godambe 1960).
+    Let a bounded statistic of the outcome have mean m and variance b, and let a be the derivative of its mean by eta. The score
+    is (statistic - m) a / b and the weight a**2 / b, which is also the score's variance (Godambe 1960).
     """
 
     #: The name of a further parameter of private fits.
@@ -70,7 +82,13 @@ class PrivateFamily(Family):
 
     @abstractmethod
     def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
-        """(4, m, n) score and weight of eta and of the logarithm of ``spread``, 0 without one, of (m, n) outcomes."""
+        """(4, m, n) score and weight of eta, then of the logarithm of ``spread``; these are 0 without one.
+
+        Args:
+            y: Outcomes, broadcast with ``eta`` to (m, n).
+            eta: Linear predictors.
+            spread: The logarithm of the further parameter of private fits.
+        """
 
 
 class Linear(PrivateFamily):
@@ -89,7 +107,13 @@ class Linear(PrivateFamily):
         return [eta, eta - FARTHEST * np.exp(spread), eta + FARTHEST * np.exp(spread)]
 
     def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
-        """Residuals are cut at ``FARTHEST`` standard deviations (Huber 1964, proposal 2)."""
+        """Score and weight as of ``PrivateFamily``; residuals are cut at ``FARTHEST`` deviations (Huber 1964, proposal 2).
+
+        Args:
+            y: Outcomes, broadcast with ``eta`` to (m, n).
+            eta: Linear predictors.
+            spread: The logarithm of the residuals' standard deviation.
+        """
         deviation = float(np.exp(np.clip(spread, -_STEEPEST, _STEEPEST)))
         residual = np.clip((y - eta) / deviation, -FARTHEST, FARTHEST)
         tail, density = special.ndtr(-FARTHEST), np.exp(-(FARTHEST**2) / 2) / np.sqrt(2 * np.pi)
@@ -142,7 +166,13 @@ class Poisson(PrivateFamily):
         return list(self._ends(np.exp(np.clip(eta, -_STEEPEST, _STEEPEST))))
 
     def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
-        """Counts are cut at ``FARTHEST`` standard deviations from their mean, on both sides."""
+        """Score and weight as of ``PrivateFamily``; counts are cut at ``FARTHEST`` standard deviations around their mean.
+
+        Args:
+            y: Counts, broadcast with ``eta`` to (m, n).
+            eta: Linear predictors.
+            spread: Not used.
+        """
         mean = np.exp(np.clip(eta, -_STEEPEST, _STEEPEST))
         low, high = self._ends(mean)
         cut = np.clip(y, low, high)

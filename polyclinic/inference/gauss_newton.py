@@ -1,7 +1,7 @@
 """A private posterior that keeps its correlations: Gauss-Newton steps on noisy sums of scores and information.
 
-In each round every record gives its score and its information at the current estimate, in coordinates in which the
-information of all is near the identity, so that noise hurts every direction alike (as the recursive preconditioning of Kamath,
+In each round every record gives its score and its information at the current estimate. The coordinates are such that the
+information of all is near the identity. So noise hurts every direction alike (as the recursive preconditioning of Kamath,
 Li, Singhal and Ullman 2019). The vector is shortened to length 1 as one, which lowers the record's weight in the step as Huber's
 estimator does; the same vector says how much weight was left. Sums add up over hospitals. The covariance counts the
 noise, so that intervals cover; what the sums say is Gaussian around the maximum likelihood, as Laplace's approximation.
@@ -41,8 +41,11 @@ _COVERED = 1.959964
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """What the noisy sums say. posterior: with prior and noise.  likelihood: the same without noise's part, so what the
-    covariance would be without privacy.  kept: mean weight of records in the last round; 1 where none was shortened.
+    """What the noisy sums say.
+
+    posterior: with prior and noise.
+    likelihood: the same without noise's part, so what the covariance would be without privacy.
+    kept: mean weight of records in the last round; 1 where none was shortened.
     """
 
     posterior: Gaussian
@@ -150,7 +153,14 @@ class GaussNewton:
         return vectors * MARGIN
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (width,) noisy sum by the number of patients; noise: standard deviation in each entry."""
+        """The next state.
+
+        Args:
+            round: The number of the round, from 1 on.
+            state: As ``begin`` or the last call returned it.
+            mean: (width,) noisy sum by the number of patients.
+            noise: Standard deviation of the noise in each entry of ``mean``.
+        """
         basis, estimate, patients = state["basis"], state["estimate"], float(state["patients"][0])
         bound = self._score_bound(state)
         score, information, kept = self._read(mean, bound)
@@ -238,7 +248,18 @@ def private_posterior(
 ) -> dict[str, Any]:
     """``Released.as_json`` at this epsilon and delta (PLD, add or remove one patient), with what it cost.
 
-    tables: hospitals' (n_h, d), one record a patient; the noise is one Gaussian in their sum. Raises as ``fit`` does.
+    The noise is one Gaussian in the sum over hospitals.
+
+    Args:
+        method: What is fitted.
+        tables: Of each hospital (n_h, d), one record a patient.
+        epsilon: The most that all rounds together may cost.
+        delta: Of the guarantee.
+        rng: Draws the noise.
+
+    Raises:
+        ConfigError: where the noise would hide everything, or no noise reaches the epsilon.
+        DataError: where the noise did hide a direction.
     """
 
     def event(noise: float) -> DpEvent:
@@ -256,11 +277,20 @@ def private_posterior(
 def fit(
     method: GaussNewton, tables: list[Floats], noise_multiplier: float, rng: np.random.Generator, shared: bool = True
 ) -> Released:
-    """All rounds over hospitals' tables (n_h, d), one record a patient, noise multiplier that of a round's sum.
+    """The result of all rounds over hospitals' tables. Not private at noise 0.
 
-    shared: one Gaussian in the sum over hospitals, as with secure aggregation; otherwise one at each of them.
-    Neighbouring relation: add or remove one patient, whose hospital is fixed. Not private at noise 0. Raises ConfigError where
-    the noise would hide everything, DataError where it did hide a direction.
+    Neighbouring relation: add or remove one patient, whose hospital is fixed.
+
+    Args:
+        method: What is fitted.
+        tables: Of each hospital (n_h, d), one record a patient.
+        noise_multiplier: Of the noise in a round's sum of vectors of length 1 at most.
+        rng: Draws the noise.
+        shared: One Gaussian in the sum over hospitals, as with secure aggregation; otherwise one at each of them.
+
+    Raises:
+        ConfigError: where the noise would hide everything.
+        DataError: where it did hide a direction.
     """
     patients = sum(len(table) for table in tables)
     copies = 1 if shared else len(tables)

@@ -1,9 +1,10 @@
-"""Private variational inference by a flow over the parameters: Algorithm 2 of Su, Wang, Schiavazzi and Liu 2023, with aligned
-gradients (Jälkö, Prediger, Honkela and Kaski 2022, "Towards efficient DP variational inference").
+"""Private variational inference by a flow over the parameters: Algorithm 2 of Su, Wang, Schiavazzi and Liu 2023.
+
+Gradients are aligned (Jälkö, Prediger, Honkela and Kaski 2022, "Towards efficient DP variational inference").
 
 Of the free energy only the expected log density touches records, and it does so through the draws of the flow alone. So hospitals
-are asked for the scores of records at a few draws, which is a sum of few numbers, clipped and noised; from these the server
-computes the gradient by the flow's own parameters, adds entropy and prior, and makes a step of Adam, all of which costs nothing.
+are asked for the scores of records at a few draws, which is a sum of few numbers, clipped and noised. From these the server
+computes the gradient by the flow's own parameters, adds entropy and prior, and makes a step of Adam. All of that costs nothing.
 The published algorithm clips and noises the gradient by the flow's parameters: more numbers, which the noise moves apart.
 
 Every record is in every step, so that a step is one Gaussian event. What a round tells hospitals, the draws, is public.
@@ -51,9 +52,11 @@ class Everywhere:
 class FlowSettings:
     """Of the fit. steps and the noise multiplier are what is accounted.
 
-    clip: L2 norm of a record's score, root mean square over the draws.  draws: of parameters a step.  rate: of Adam, falling to
-    zero as a cosine.  square: decay of Adam's mean square; the first draws, far from the posterior, have scores
-    hundreds of times as long as the later ones, which at the usual .999 slow a thousand steps down.
+    clip: L2 norm of a record's score, root mean square over the draws.
+    draws: of parameters a step.
+    rate: of Adam, falling to zero as a cosine.
+    square: decay of Adam's mean square. The first draws, far from the posterior, have scores hundreds of times as long as the
+    later ones; at the usual .999 they slow a thousand steps down.
     averaged: share of the last steps whose flows' parameters are averaged; 0 takes the last flow (the paper's way).
     Raises ConfigError naming the value that is out of range.
     """
@@ -98,10 +101,16 @@ class Transport(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Descent:
-    """Adam's way down the free energy, as a state of arrays: ``weights`` (P,) of the flow, Adam's ``first`` and ``second``
-    moments, the ``average`` of the last share of the weights, and how many ``steps`` were made.
+    """Adam's way down the free energy, as a state of arrays.
 
-    k: parameters.  support: its centre and scale are the mean and standard deviation of their prior.  seed: of first weights.
+    ``weights``: (P,) of the flow.
+    ``first``, ``second``: Adam's moments.
+    ``average``: of the last share of the weights.
+    ``steps``: how many were made.
+
+    k: parameters.
+    support: its centre and scale are the mean and standard deviation of their prior.
+    seed: of first weights.
     """
 
     k: int
@@ -128,7 +137,13 @@ class Descent:
             return np.asarray(self.transport(state["weights"])(noise)[0].numpy())
 
     def gradient(self, state: Arrays, noise: Tensor, scores: Floats) -> Floats:
-        """(P,) gradient of the free energy. noise: (m, k) of the draws; scores: (m, k) sums of all records' scores there."""
+        """(P,) gradient of the free energy.
+
+        Args:
+            state: Whose ``weights`` the flow has.
+            noise: (m, k) of the draws.
+            scores: (m, k) sums of all records' scores at the draws.
+        """
         transport = self.transport(state["weights"])
         parameters, stretch = transport(noise)
         prior = -((parameters - self.support.centre) / self.support.scale).square().sum(1) / 2
@@ -234,7 +249,14 @@ class FlowSums:
         return scores.flatten(1).numpy() / (self._root * self.settings.clip)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (width,) noisy sum by the number of patients."""
+        """The next state.
+
+        Args:
+            round: Not used.
+            state: As ``begin`` or the last call returned it.
+            mean: (width,) noisy sum by the number of patients.
+            noise: Not used.
+        """
         total = mean * (self._root * self.settings.clip * float(state["patients"][0]))
         gradient = self._descent.gradient(state, self._noise(state), total.reshape(self.settings.draws, -1))
         return {**state, **self._descent.step(state, gradient)}

@@ -21,14 +21,19 @@ _ABOVE_NOISE = 4.0
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Intervals of time (edge before, edge], the first of which begins with the time. edges: (J,) rising.
+    """Intervals of time (edge before, edge], the first of which begins with the time.
 
-    A patient counts in one of 3 J + 1 cells: by the interval of the event, by the interval inside which the patient was censored,
-    by the edge at which the patient was censored, or as seen beyond the last edge.
+    A patient counts in one of 3 J + 1 cells:
 
-    inside: How much of a patient is at risk in the interval inside which the patient was censored, and how much of the interval
-    of an event counts for the hazard: half, as in life tables (Cutler and Ederer 1958), or 0. By 0 curves are those of Kaplan and
-    Meier, and of Nelson and Aalen, where the edges hold all times of events.
+    - by the interval of the event,
+    - by the interval inside which the patient was censored,
+    - by the edge at which the patient was censored,
+    - or as seen beyond the last edge.
+
+    edges: (J,) rising.
+    inside: How much of a patient is at risk in the interval inside which the patient was censored. It is also how much of the
+    interval of an event counts for the hazard: half, as in life tables (Cutler and Ederer 1958), or 0. By 0 curves are those of
+    Kaplan and Meier, and of Nelson and Aalen, where the edges hold all times of events.
     """
 
     edges: Floats
@@ -64,8 +69,9 @@ class Grid:
 class Curve:
     """What is known at the end of each of the first intervals, as far as anybody is surely at risk.
 
-    at_risk, events: (T,) patients; numbers that are not whole where counts are noisy. survival: (3, T) the share without the
-    event, and the ends of its 95 % interval. hazard: (3, T) the same of the cumulative hazard.
+    at_risk, events: (T,) patients; numbers that are not whole where counts are noisy.
+    survival: (3, T) the share without the event, and the ends of its 95 % interval.
+    hazard: (3, T) the same of the cumulative hazard.
     """
 
     edges: Floats
@@ -83,11 +89,16 @@ class Curve:
 
 
 def survival_curve(grid: Grid, counts: Floats, noise: float = 0.0) -> Curve:
-    """The curve of (cells,) counts of patients, in each of which is noise of this standard deviation.
+    """The survival curve of counts of patients, with limits that count the noise in them.
 
     Survival is the estimate of Kaplan and Meier 1958 with Greenwood's variance and limits by log(-log S). The hazard is that of
     Nelson and Aalen, or of a life table, with limits by its logarithm. Noise widens limits as independent errors do (Zou and
     Donner 2008).
+
+    Args:
+        grid: The intervals of time.
+        counts: (cells,) patients in each cell of the grid.
+        noise: Standard deviation of the noise in each count; 0 for exact counts.
 
     >>> grid = Grid(np.array([1.0, 2.0]))
     >>> cells = grid.cell(np.array([1.0, 2.0, 2.0, 3.0]), np.array([True, True, False, False]))
@@ -162,10 +173,15 @@ class LogRank:
 
 
 def log_rank(grid: Grid, strata: Sequence[Floats], noises: Sequence[float]) -> LogRank:
-    """The log-rank test of (groups, cells) counts, stratified: patients are compared within each of ``strata`` (Mantel 1966).
+    """The log-rank test, stratified: patients are compared within each of ``strata`` (Mantel 1966).
 
-    noises: Of each stratum, the standard deviation of the noise in each count. Noise adds to the variance of each difference.
-    Raises ValueError unless there are two groups or more.
+    Args:
+        grid: The intervals of time.
+        strata: Of each stratum (groups, cells) counts of patients.
+        noises: Of each stratum, the standard deviation of the noise in each count, which adds to the differences' variances.
+
+    Raises:
+        ValueError: unless there are two groups or more.
     """
     groups = len(strata[0])
     if groups < 2:

@@ -22,8 +22,14 @@ _SMALLEST_LOG_WEIGHT = -60.0
 def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """The most that (epsilon, delta)-DP allows for the probability of at least ``correct`` right guesses.
 
-    guesses: of how many of the canaries the coin was guessed; the others are left out.
     Steinke et al. 2023: their bound for (epsilon, delta) and the p-value of their code.
+
+    Args:
+        canaries: Number of canaries.
+        guesses: Of how many of the canaries the coin was guessed; the others are left out.
+        correct: Number of right guesses.
+        epsilon: Of the guarantee that is tested.
+        delta: Of the guarantee that is tested.
     """
     right = 1.0 / (1.0 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, right))
@@ -35,9 +41,17 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
 def epsilon_lower(canaries: int, guesses: int, correct: int, delta: float, confidence: float = 0.95) -> float:
     """The largest epsilon that ``correct`` right ones of ``guesses`` refute at ``delta``; 0 when they refute none.
 
-    Holds with probability ``confidence`` over coins and training, whatever the attack is, if ``guesses`` was fixed before.
-    Raises ValueError unless 0 <= correct <= guesses <= canaries, delta lies in [0, 1) and confidence in (0, 1).
     Steinke et al. 2023: their bound for (epsilon, delta) and the p-value of their code.
+
+    Args:
+        canaries: Number of canaries.
+        guesses: Number of canaries whose coin was guessed, fixed before.
+        correct: Number of right guesses.
+        delta: Of the guarantee that is tested, in [0, 1).
+        confidence: Probability over coins and training with which the bound holds, whatever the attack is; in (0, 1).
+
+    Raises:
+        ValueError: unless 0 <= correct <= guesses <= canaries, delta lies in [0, 1) and confidence in (0, 1).
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"0 <= correct <= guesses <= canaries must hold, got {correct}, {guesses} and {canaries}.")
@@ -62,8 +76,15 @@ def largest_lower(
 ) -> tuple[float, int]:
     """The largest bound over several numbers of guesses, all fixed before, and the number that gives it.
 
-    correct: right guesses by number of guesses. Each bound fails with an equal share of 1 - confidence, so that together
-    they hold with probability ``confidence`` (Bonferroni). Raises ValueError as ``epsilon_lower`` does.
+    Args:
+        canaries: Number of canaries.
+        correct: Right guesses by number of guesses.
+        delta: Of the guarantee that is tested, in [0, 1).
+        confidence: Probability with which all bounds hold together. Each fails with an equal share of 1 - confidence
+            (Bonferroni).
+
+    Raises:
+        ValueError: as ``epsilon_lower`` does.
     """
     each = 1.0 - (1.0 - confidence) / len(correct)
     return max((epsilon_lower(canaries, guesses, right, delta, each), guesses) for guesses, right in correct.items())
@@ -72,8 +93,13 @@ def largest_lower(
 def correct_guesses(scores: Reals, included: Bools, guesses: int) -> int:
     """How many of ``guesses`` guesses are right: those of the scores farthest from their mean, above it "in", below "out".
 
-    scores, included: (canaries,). Ties keep their order, which must know nothing of the coins.
-    Raises ValueError for more guesses than canaries.
+    Args:
+        scores: (canaries,). Ties keep their order, which must know nothing of the coins.
+        included: (canaries,) whether each canary took part.
+        guesses: Number of canaries whose coin is guessed.
+
+    Raises:
+        ValueError: for more guesses than canaries.
     """
     if not 0 <= guesses <= len(scores):
         raise ValueError(f"guesses must lie between 0 and {len(scores)}, the number of canaries, got {guesses}.")
@@ -85,9 +111,13 @@ def correct_guesses(scores: Reals, included: Bools, guesses: int) -> int:
 def poisson_scores(sums: Reals, noise: Reals, sample_rate: float, steps: int) -> Reals:
     """(canaries,) log likelihood ratios of having been there, in batches that are Poisson samples, with independent noise.
 
-    The best scores when contributions do not overlap (Neyman and Pearson 1933). sums: (rounds, canaries), how many steps'
-    worth of each canary a round of ``steps`` steps shows; noise: (canaries,) the standard deviation of one step's noise,
-    in the same unit.
+    The best scores when contributions do not overlap (Neyman and Pearson 1933).
+
+    Args:
+        sums: (rounds, canaries), how many steps' worth of each canary a round shows.
+        noise: (canaries,) standard deviation of one step's noise, in the same unit.
+        sample_rate: Probability with which a canary that takes part is in a step.
+        steps: Number of steps in a round.
     """
     counts = np.arange(steps + 1)
     weights = stats.binom.logpmf(counts, steps, sample_rate)
@@ -100,10 +130,15 @@ def poisson_scores(sums: Reals, noise: Reals, sample_rate: float, steps: int) ->
 
 
 def cyclic_scores(sums: Reals, noise: Reals, turns: Reals, covariance: Reals) -> Reals:
-    """The same for batches that take turns, each patient in one of them for good, and noise correlated over the rounds.
+    """(canaries,) log likelihood ratios of having been there, in batches that take turns, with noise correlated over rounds.
 
-    turns: (batches, rounds), how often a batch is in a round; covariance: (rounds, rounds) of the noise in units of
-    ``noise``. All batches are equally likely.
+    Each patient is in one of the batches for good, and all batches are equally likely.
+
+    Args:
+        sums: (rounds, canaries), how many steps' worth of each canary a round shows.
+        noise: (canaries,) unit of the noise, in the same unit as ``sums``.
+        turns: (batches, rounds), how often a batch is in a round.
+        covariance: (rounds, rounds) of the noise in units of ``noise``.
     """
     weighed = np.linalg.solve(covariance, turns.T)
     energy = np.einsum("br,rb->b", turns, weighed)[:, None]
@@ -123,8 +158,13 @@ def mean_length_interval(draws: int, significance: float) -> tuple[float, float]
 
 
 def correlation_limit(draws: int, pairs: int, significance: float) -> float:
-    """What no correlation of ``pairs`` pairs of independent series of ``draws`` passes, but for ``significance``.
+    """The correlation that no pair of independent series passes, but with probability ``significance``.
 
     By the normal approximation of a correlation, and Bonferroni over the pairs.
+
+    Args:
+        draws: Length of each series.
+        pairs: Number of pairs.
+        significance: Probability that any pair passes the limit, in absolute value.
     """
     return float(stats.norm.isf(significance / (2.0 * max(pairs, 1))) / math.sqrt(draws))

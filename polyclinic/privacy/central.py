@@ -1,7 +1,7 @@
 """What central privacy does to hospitals' updates in every round, and what that spends; all of it is public.
 
 The unit is one hospital: its update is in the sum, or counts as zero. A clip norm may follow a quantile of the norms it clips,
-for a small share of the privacy: each contribution adds a bit to a noisy count, whether it was left as it is, and the sum beside
+for a small share of the privacy. Each contribution adds a bit to a noisy count, whether it was left as it is. The sum beside
 the count gets a little more noise than it would alone (Andrew et al. 2021).
 """
 
@@ -29,16 +29,18 @@ _SHARE = 0.1
 class CentralPlan:
     """Clip norm, weights, noise and sampling of every round.
 
-    noise_multiplier: of a whole round, relative to its sensitivity. clip_norm: L2 norm that no update exceeds, of the
-    first round where ``quantile`` is given. expected_sites: hospitals expected in a round. expected_weight: sum of their
-    weights, by which every noisy sum is divided. largest_weight: no hospital has more. sample_rate: probability with which
-    each hospital is in a round, independently of all else; 1 claims no amplification. quantile: share of the updates
-    that should lie within the clip norm, which then follows them; None leaves it fixed.
+    noise_multiplier: of a whole round, relative to its sensitivity.
+    clip_norm: L2 norm that no update exceeds, of the first round where ``quantile`` is given.
+    expected_sites: hospitals expected in a round.
+    expected_weight: sum of their weights, by which every noisy sum is divided.
+    largest_weight: no hospital has more.
+    sample_rate: probability with which each hospital is in a round, independently of all else; 1 claims no amplification.
+    quantile: share of the updates that should lie within the clip norm, which then follows them; None leaves it fixed.
     separation: a hospital takes part every so many rounds at the most; above 1 it is not sampled.
     rounds: that the run will have; its ledger takes later ones as requests that nobody declared (``privacy.accounting.filter``).
     noise: "independent", or a process over ``rounds`` rounds (polyclinic.privacy.noise) whose noise of one round takes away
-    some of earlier rounds'; then the noise multiplier is that of all rounds together, and neither sampling nor an adaptive
-    clip norm is possible.
+    some of earlier rounds'. With a process the noise multiplier is that of all rounds together, and neither sampling nor an
+    adaptive clip norm is possible.
     Raises ConfigError naming the value that is out of range.
     """
 
@@ -143,8 +145,12 @@ def sum_noise_multiplier(noise_multiplier: float, count_std: float) -> float:
 def noisy_fraction(unclipped: Sequence[bool], expected: float, count_std: float, stream: Stream) -> float:
     """The share of contributions that were not clipped, as noisy as the count: in [0, 1].
 
-    ``expected``: a public number of contributions, whatever their number is. One contribution moves the shifted count by
-    1/2, so ``count_std`` is a multiplier of 2 ``count_std``.
+    Args:
+        unclipped: Of each contribution, whether it was left as it is.
+        expected: A public number of contributions, whatever their number is.
+        count_std: Standard deviation of the noise on the count. One contribution moves the shifted count by 1/2, so it is a
+            multiplier of 2 ``count_std``.
+        stream: Draws the noise.
     """
     shifted = math.fsum((1.0 if bit else 0.0) - 0.5 for bit in unclipped)
     noisy = shifted + count_std * float(stream.normal(1)[0])
@@ -155,5 +161,11 @@ def next_clip_norm(clip_norm: float, unclipped: float, quantile: float, rate: fl
     """The next clip norm: smaller when more than ``quantile`` of the contributions were left as they are.
 
     C exp(-rate (unclipped - quantile)), kept between 1e-6 and 1e6 (Andrew et al. 2021, section 3, geometric update).
+
+    Args:
+        clip_norm: Of the last round.
+        unclipped: Noisy share of the contributions that were left as they are, in [0, 1].
+        quantile: Share of the contributions that should lie within the clip norm.
+        rate: Learning rate of the clip norm's logarithm.
     """
     return min(max(clip_norm * math.exp(-rate * (unclipped - quantile)), _SMALLEST), _LARGEST)

@@ -28,7 +28,15 @@ def poisson_samples(n: int, sample_rate: float, steps: int, stream: Stream) -> B
     """(steps, n): each of ``n`` taken in each step independently with probability ``sample_rate``; a step may be empty.
 
     An empty sample is a step like any other: it gets its noise and is charged.
-    Raises ValueError if ``sample_rate`` is outside (0, 1].
+
+    Args:
+        n: Number of patients.
+        sample_rate: In (0, 1].
+        steps: Number of steps.
+        stream: Draws the samples.
+
+    Raises:
+        ValueError: if ``sample_rate`` is outside (0, 1].
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
@@ -61,9 +69,14 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
 def privatise(clipped: ClippedSum, noise_multiplier: float, draws: Reals) -> Tensor:
     """The sum plus ``draws`` times noise_multiplier * sensitivity, in the sum's dtype.
 
-    draws: (P,), a row of ``Stream.normal``: accounted as one Gaussian event of ``noise_multiplier``; or of a noise process,
-    accounted by its own event. A multiplier of 0 adds nothing and is not private.
-    Raises ValueError if ``noise_multiplier`` is negative or not finite, or the sum is not of a floating type.
+    Args:
+        clipped: A (P,) clipped sum with its sensitivity.
+        noise_multiplier: Standard deviation of the noise over the sensitivity. 0 adds nothing and is not private.
+        draws: (P,), a row of ``Stream.normal``: accounted as one Gaussian event of ``noise_multiplier``; or of a noise
+            process, accounted by its own event.
+
+    Raises:
+        ValueError: if ``noise_multiplier`` is negative or not finite, or the sum is not of a floating type.
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}.")

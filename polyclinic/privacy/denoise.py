@@ -1,7 +1,7 @@
 """The Kalman filter on noised gradients: what was released is made less noisy by what was released before.
 
-Of the gradient's dynamics g_t = g_(t-1) + H d + drift, with d = x_t - x_(t-1) the last move and H the Hessian, and of
-releases y_t = g_t + noise, the filter carries its last estimate along and blends in the release by a gain. That is
+The gradient moves by g_t = g_(t-1) + H d + drift, with d = x_t - x_(t-1) the last move and H the Hessian. Releases are
+y_t = g_t + noise. The filter carries its last estimate along and blends in the release by a gain. That is
 post-processing, so it costs no privacy; H d of patients' data is not, and must be part of the release (``look_ahead``).
 The scalar gain is DiSK's (Zhang et al. 2024, "DiSK: Differentially private optimizer with simplified Kalman filter").
 """
@@ -23,9 +23,15 @@ Vector = TypeVar("Vector", Reals, "Tensor")
 def filtered(estimate: Vector, released: Vector, gain: float, carried: Vector | float = 0.0) -> Vector:
     """The next estimate: (1 - gain) (estimate + carried) + gain released. The first estimate is the first release.
 
-    All of one shape. ``carried``: how far the gradient is predicted to have moved since ``estimate``, computed from
-    public or released values alone; 0 for a plain moving average, and for DiSK, whose release holds it already.
-    Raises ConfigError if the gain is outside (0, 1].
+    Args:
+        estimate: The last estimate.
+        released: The new release, of the same shape.
+        gain: Weight of the release, in (0, 1].
+        carried: How far the gradient is predicted to have moved since ``estimate``, of the same shape. It is computed from
+            public or released values alone. 0 for a plain moving average, and for DiSK, whose release holds it already.
+
+    Raises:
+        ConfigError: if the gain is outside (0, 1].
     """
     _check_gain(gain)
     return (1 - gain) * (estimate + carried) + gain * released
@@ -59,8 +65,15 @@ def noise_gain(gain: float) -> float:
 def kalman_update(variance: float, drift: float, noise: float) -> tuple[float, float]:
     """The best gain of the next step, and the variance of the estimate's error after it (the scalar Riccati recursion).
 
-    variance: of the last estimate's error; drift: of what the dynamics leave out, a step; noise: of a release. All per
-    coordinate. Raises ConfigError if the noise is not positive, another is negative, or one is not finite.
+    All variances are per coordinate.
+
+    Args:
+        variance: Of the last estimate's error.
+        drift: Variance of what the dynamics leave out, a step.
+        noise: Variance of a release's noise.
+
+    Raises:
+        ConfigError: if the noise is not positive, another is negative, or one is not finite.
     """
     _check_variances(variance=variance, drift=drift, noise=noise)
     predicted = variance + drift

@@ -64,11 +64,17 @@ _KNOWN: dict[str, type[DpEvent]] = {
 
 
 def dpsgd_event(sample_rate: float, noise_multiplier: float, steps: int, poisson: bool = True) -> DpEvent:
-    """``steps`` clipped and noised sums over samples of the patients.
+    """The event of ``steps`` clipped and noised sums over samples of the patients.
 
-    ``poisson`` says that every step draws each patient independently with probability ``sample_rate``. Shuffled or
-    fixed batches are not that: they get no amplification, each step is a plain Gaussian.
-    Raises ConfigError if the rate is outside [1e-12, 1], the noise outside [1e-9, 1e15], or the steps no number up to 1e9.
+    Args:
+        sample_rate: Probability with which a patient is in a step, in [1e-12, 1].
+        noise_multiplier: Standard deviation of a step's noise over the clip norm, in [1e-9, 1e15].
+        steps: Number of sums, up to 1e9.
+        poisson: Every step draws each patient independently with probability ``sample_rate``. Shuffled or fixed batches are
+            not that: they get no amplification, each step is a plain Gaussian.
+
+    Raises:
+        ConfigError: if a number is out of its range.
     """
     if not _LEAST_RATE <= sample_rate <= 1:
         raise ConfigError(f"sample_rate must lie between {_LEAST_RATE:g} and 1, got {sample_rate}.")
@@ -135,20 +141,31 @@ def zcdp_event(rho: float) -> DpEvent:
 
 
 def without_replacement_event(patients: int, sample: int, noise_multiplier: float) -> DpEvent:
-    """A Gaussian sum over ``sample`` patients drawn without replacement out of ``patients``.
+    """The event of a Gaussian sum over ``sample`` patients drawn without replacement out of ``patients``.
 
-    patients: their public number; under "add-remove" that of the larger of the two neighbours.
-    Raises ConfigError if a number is not a count, the sample larger than the whole, or the noise not positive.
+    Args:
+        patients: Their public number; under "add-remove" that of the larger of the two neighbours.
+        sample: Number of patients drawn.
+        noise_multiplier: Standard deviation of the noise over the clip norm.
+
+    Raises:
+        ConfigError: if a number is not a count, the sample larger than the whole, or the noise not positive.
     """
     return _checked(dpa.SampledWithoutReplacementDpEvent(patients, sample, gaussian_event(noise_multiplier)))
 
 
 def selection_event(event: DpEvent, mean: float, shape: Shape) -> DpEvent:
-    """The best of a random number of runs that each spend ``event`` (Papernot and Steinke 2022).
+    """The event of the best of a random number of runs that each spend ``event`` (Papernot and Steinke 2022).
 
-    mean: how many runs on average, at least 1.  shape: the number's distribution; a Poisson one may be 0, and then
-    nothing is told. A fixed number of runs is not this: compose them.
-    Raises ConfigError for an unknown shape, a mean below 1, or an event with a delta of its own.
+    A fixed number of runs is not this: compose them.
+
+    Args:
+        event: What each run spends.
+        mean: Number of runs on average, at least 1.
+        shape: The number's distribution; a Poisson one may be 0, and then nothing is told.
+
+    Raises:
+        ConfigError: for an unknown shape, a mean below 1, or an event with a delta of its own.
     """
     return _checked(SelectionDpEvent(event, mean, shape))
 

@@ -1,7 +1,7 @@
 """Mechanisms for single releases: what each adds or flips, and the privacy event that it costs.
 
 A mechanism is made from public numbers, so its event can be charged before any record is read. It works on whole numbers,
-of which one patient changes a declared number at most, and draws exactly (``sampling``): where contributions are real,
+of which one patient changes a declared number at most, and draws exactly (``sampling``). Where contributions are real,
 ``to_grid`` rounds each patient's to a public grid before they are added. Noise is relative to one patient added or removed;
 the accountants know what a replaced patient costs on top.
 """
@@ -51,9 +51,14 @@ M = TypeVar("M", bound=Mechanism)
 
 
 def to_grid(values: Reals, bound: float, points: int = FINE) -> Ints:
-    """Contributions in [-bound, bound] as whole numbers in [-points, points]; beyond is clipped, not finite gives 0.
+    """Contributions as whole numbers in [-points, points].
 
     Each is rounded by itself, so that sums are exact whatever their order and one patient's part in them is declared.
+
+    Args:
+        values: Contributions. Beyond the bound is clipped, not finite gives 0.
+        bound: The largest absolute value, which becomes ``points``.
+        points: Points of the grid from 0 to the bound.
     """
     finite = np.where(np.isfinite(values), values, 0.0)
     return np.rint(np.clip(finite / bound, -1.0, 1.0) * points).astype(np.int64)
@@ -84,10 +89,17 @@ class Additive:
 def laplace(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> Additive:
     """Discrete Laplace noise of scale ``noise_multiplier * sensitivity``: pure epsilon = 1 / noise_multiplier.
 
-    sensitivity: most by which one patient added or removed changes the numbers in L1. entries: how many of them one
-    patient may change. For one number on a fine grid the event is continuous Laplace noise's, which composes better; the
-    noise is then for one grid point more, because the discrete noise's privacy loss lies up to one point above.
+    For one number on a fine grid the event is continuous Laplace noise's, which composes better. The noise is then for one
+    grid point more, because the discrete noise's privacy loss lies up to one point above.
     Dwork et al. 2006; Canonne, Kamath and Steinke 2020, Section 5.2.
+
+    Args:
+        noise_multiplier: Scale of the noise over the sensitivity.
+        sensitivity: The most by which one patient added or removed changes the numbers in L1.
+        entries: How many of them one patient may change.
+
+    Raises:
+        ConfigError: for noise or a sensitivity that is out of range.
     """
     _check_noise(noise_multiplier, sensitivity)
     scale = _up(noise_multiplier * (sensitivity + 1 if sensitivity > 1 else 1))
@@ -97,12 +109,15 @@ def laplace(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> 
 
 
 def gaussian(noise_multiplier: float, sensitivity: int = FINE) -> Additive:
-    """Gaussian noise of deviation ``noise_multiplier * sensitivity`` on a grid so fine that it costs what continuous noise
-    does: a continuous Gaussian, rounded, is as near as 1 / (40 scale^2) < 2^-45 in total variation.
+    """Gaussian noise of deviation ``noise_multiplier * sensitivity`` on a grid so fine that it costs what continuous noise does.
 
-    sensitivity: most by which one patient added or removed changes the numbers in L2. The multiplier for an epsilon comes
-    from ``calibrated``, which is right for any epsilon: sqrt(2 ln(1.25 / delta)) / epsilon is too little noise for large
-    ones, and too much for small ones (Balle and Wang 2018). Raises ConfigError for a grid that is too coarse.
+    A continuous Gaussian, rounded, is as near as 1 / (40 scale^2) < 2^-45 in total variation. The multiplier for an epsilon
+    comes from ``calibrated``, which is right for any epsilon. The rule sqrt(2 ln(1.25 / delta)) / epsilon gives too little
+    noise for large ones, and too much for small ones (Balle and Wang 2018).
+
+    sensitivity: the most by which one patient added or removed changes the numbers in L2.
+
+    Raises ConfigError for a grid that is too coarse.
     """
     _check_noise(noise_multiplier, sensitivity)
     if not _is_fine(noise_multiplier, sensitivity):
@@ -116,8 +131,13 @@ def gaussian(noise_multiplier: float, sensitivity: int = FINE) -> Additive:
 def discrete_gaussian(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> Additive:
     """Discrete Gaussian noise of parameter ``noise_multiplier * sensitivity`` on whole numbers, for any grid.
 
-    sensitivity: most by which one patient added or removed changes the numbers in L2. entries: how many of them one
-    patient may change; several are accounted as zCDP (Canonne, Kamath and Steinke 2020).
+    Args:
+        noise_multiplier: Parameter of the noise over the sensitivity.
+        sensitivity: The most by which one patient added or removed changes the numbers in L2.
+        entries: How many of them one patient may change; several are accounted as zCDP (Canonne, Kamath and Steinke 2020).
+
+    Raises:
+        ConfigError: for noise or a sensitivity that is out of range.
     """
     _check_noise(noise_multiplier, sensitivity)
     event = zcdp_event(0.5 / noise_multiplier**2)
@@ -227,8 +247,14 @@ class Selection:
 def exponential(epsilon: float, sensitivity: int = 1, monotone: bool = False) -> Selection:
     """The exponential mechanism: candidate i with probability proportional to exp(rate * score_i).
 
-    sensitivity: most by which one patient added or removed changes any score. monotone: an added patient lowers no
-    score, as with counts; the rate is then epsilon / sensitivity instead of half that (McSherry and Talwar 2007).
+    Args:
+        epsilon: What a choice costs, at delta 0.
+        sensitivity: The most by which one patient added or removed changes any score.
+        monotone: An added patient lowers no score, as with counts. The rate is then epsilon / sensitivity instead of half that
+            (McSherry and Talwar 2007).
+
+    Raises:
+        ConfigError: for an epsilon that is not positive and finite, or a sensitivity below 1.
     """
     return Selection(epsilon, _rate(epsilon, sensitivity, monotone), False)
 
@@ -238,6 +264,14 @@ def report_noisy_max(epsilon: float, sensitivity: int = 1, monotone: bool = Fals
 
     Drawn as permute-and-flip, which is the same distribution without ties (McKenna and Sheldon 2020; Ding et al. 2021),
     and never worse than the exponential mechanism.
+
+    Args:
+        epsilon: What a choice costs, at delta 0.
+        sensitivity: The most by which one patient added or removed changes any score.
+        monotone: An added patient lowers no score, as with counts.
+
+    Raises:
+        ConfigError: for an epsilon that is not positive and finite, or a sensitivity below 1.
     """
     return Selection(epsilon, _rate(epsilon, sensitivity, monotone), True)
 
@@ -264,8 +298,16 @@ def calibrated(
 ) -> M:
     """The mechanism ``make(noise)`` with about the least noise that costs at most ``target_epsilon`` at ``delta``.
 
-    least: noise that it has in any case, such as the 1 / epsilon of a mechanism whose epsilon is to hold at delta 0 too.
-    Raises ConfigError for an impossible target, or an event that has no epsilon under the relation.
+    Args:
+        make: Makes the mechanism of a noise multiplier.
+        target_epsilon: The most that it may cost.
+        delta: Of the guarantee.
+        accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound.
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+        least: Noise that it has in any case, such as the 1 / epsilon of a mechanism whose epsilon is to hold at delta 0 too.
+
+    Raises:
+        ConfigError: for an impossible target, or an event that has no epsilon under the relation.
     """
     check_terms(delta, accountant, relation)
     _check_epsilon(target_epsilon)

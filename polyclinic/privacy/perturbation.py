@@ -1,9 +1,9 @@
 """Output perturbation, objective perturbation and the exponential mechanism of a convex model: what one patient can change,
 the noise, and what a release spends.
 
-The model is a linear one under logistic loss: it minimises ``sum of log(1 + exp(-w . v)) + strength / 2 |w|^2`` over w, where
-every patient gives one row v (their features times the sign of their label) of L2 norm at most ``norm``. That norm then
-bounds a patient's gradient, and ``norm^2 / 4`` the trace of a patient's Hessian, which has rank one. ``strength`` is public:
+The model is a linear one under logistic loss. It minimises ``sum of log(1 + exp(-w . v)) + strength / 2 |w|^2`` over w.
+Every patient gives one row v (their features times the sign of their label) of L2 norm at most ``norm``. That norm then
+bounds a patient's gradient, and ``norm^2 / 4`` the trace of a patient's Hessian, which has rank one. The ``strength`` is public:
 it may depend on a public or paid number of patients, never on the true one. Neighbours differ by one patient added or
 removed. Proofs: docs/privacy/convex.md.
 """
@@ -47,8 +47,15 @@ class BoundedRows:
 def bounded_rows(x: Reals, sign: Reals, patient: Ints, patients: int, norm: float) -> BoundedRows:
     """One row v for each patient: the mean of the patient's rows of ``x``, each clipped to ``norm`` and given its sign.
 
-    x: (rows, p) float64; a row with an entry that is not finite counts as zero. sign: (rows,) 1 or -1.
-    patient: (rows,) index below ``patients``. Raises ValueError if ``norm`` is not positive and finite.
+    Args:
+        x: (rows, p) float64; a row with an entry that is not finite counts as zero.
+        sign: (rows,) 1 or -1.
+        patient: (rows,) index below ``patients``.
+        patients: Number of patients.
+        norm: The most that a row's L2 norm can be, positive and finite.
+
+    Raises:
+        ValueError: if ``norm`` is not positive and finite.
     """
     if not (math.isfinite(norm) and norm > 0):
         raise ValueError(f"norm must be positive and finite, got {norm}.")
@@ -64,6 +71,11 @@ def public_strength(bounded: BoundedRows, regularisation: float, patients: float
     """The strength for a ``regularisation`` of the mean loss and a public number of patients.
 
     Never so weak that finding the minimiser to within the tolerance could depend on the records.
+
+    Args:
+        bounded: The patients' rows, of which only the norm is read.
+        regularisation: Strength of the mean loss over patients.
+        patients: A public number, never the true one.
     """
     return max(regularisation * patients, _WEAKEST * bounded.norm**2)
 
@@ -86,7 +98,14 @@ def slack_noise(bounded: BoundedRows, strength: float) -> float:
 
 
 def unit_noise(size: int, noise: Kind, stream: Stream) -> Reals:
-    """(size,) noise of scale 1: standard normal, or of density proportional to exp(-|b|), a uniform direction of Gamma length."""
+    """(size,) noise of scale 1.
+
+    Args:
+        size: Number of values.
+        noise: "gaussian" is standard normal. "gamma" has a density proportional to exp(-|b|), a uniform direction of Gamma
+            length.
+        stream: Draws the noise.
+    """
     direction = stream.normal(size).astype(np.float64)
     if noise == "gaussian":
         return direction
@@ -103,8 +122,13 @@ def inverse_temperature(bounded: BoundedRows, strength: float, noise_multiplier:
     """The number k for which a draw of density proportional to exp(-k J) costs what ``exponential_event`` says.
 
     J is the regularised sum of losses. k J is k * strength strongly convex, and one patient changes it by a function of
-    Lipschitz constant k * norm, so that the draw is a Gaussian mechanism of noise multiplier
-    sqrt(k * strength) / (k * norm). Gopi, Lee and Liu 2022, Theorem 1; docs/privacy/convex.md has a proof.
+    Lipschitz constant k * norm. So the draw is a Gaussian mechanism of noise multiplier sqrt(k * strength) / (k * norm).
+    Gopi, Lee and Liu 2022, Theorem 1; docs/privacy/convex.md has a proof.
+
+    Args:
+        bounded: The patients' rows, of which only the norm is read.
+        strength: Of the regularisation, public.
+        noise_multiplier: Of the Gaussian mechanism.
 
     >>> inverse_temperature(BoundedRows(np.zeros((1, 2)), norm=2.0), strength=100.0, noise_multiplier=5.0)
     1.0
@@ -126,10 +150,14 @@ def least_decay(norm: float) -> float:
 
 
 def objective_event(noise_multiplier: float, noise: Kind, delta: float) -> DpEvent:
-    """The minimiser of an objective with a random linear term, of ``noise_multiplier`` times the norm, and slack noise.
+    """The event of the minimiser of an objective with a random linear term, and slack noise.
 
-    delta: of this release's own guarantee; gamma noise needs none. Valid where the strength is at least
-    ``least_strength``. docs/privacy/convex.md has the proof.
+    Valid where the strength is at least ``least_strength``. docs/privacy/convex.md has the proof.
+
+    Args:
+        noise_multiplier: Scale of the linear term over the norm.
+        noise: "gaussian" or "gamma".
+        delta: Of this release's own guarantee; gamma noise needs none.
     """
     eps = _linear_epsilon(noise_multiplier, noise, delta) + determinant_epsilon(noise_multiplier, noise, delta)
     if noise == "gamma":
@@ -140,7 +168,13 @@ def objective_event(noise_multiplier: float, noise: Kind, delta: float) -> DpEve
 
 
 def determinant_epsilon(noise_multiplier: float, noise: Kind, delta: float) -> float:
-    """What a patient's effect on the Hessian's determinant may cost in objective perturbation."""
+    """The most that a patient's effect on the Hessian's determinant may cost in objective perturbation.
+
+    Args:
+        noise_multiplier: Scale of the linear term over the norm.
+        noise: "gaussian" or "gamma".
+        delta: Of this release's own guarantee; gamma noise needs none.
+    """
     return max(_DETERMINANT_SHARE * _linear_epsilon(noise_multiplier, noise, delta), _LEAST_DETERMINANT)
 
 

@@ -1,7 +1,7 @@
 """Exact random whole numbers for released values: discrete Laplace, discrete Gaussian, choices by weight. No draw ever
 passes through a logarithm or any other rounded function, so no low bit tells of the value that it hides.
 
-Additive noise of a real hospital is OpenDP's, from the system's entropy; a simulation's, and all other draws, follow
+Additive noise of a real hospital is OpenDP's, from the system's entropy. A simulation's, and all other draws, follow
 Canonne, Kamath and Steinke 2020 ("CKS") on Python's whole numbers, from the words of the stream.
 """
 
@@ -25,7 +25,14 @@ _AT_ONCE = 64
 def noise(shape: Shape, scale: float, count: int, stream: Stream) -> list[int]:
     """``count`` independent whole numbers with probability proportional to exp(-|x| / scale), or exp(-x^2 / (2 scale^2)).
 
-    scale: positive and finite, taken as the exact fraction that the float is. Raises ValueError otherwise.
+    Args:
+        shape: "laplace" is the first of these, "gaussian" the second.
+        scale: Positive and finite, taken as the exact fraction that the float is.
+        count: How many numbers.
+        stream: A hospital's draws from the system's entropy, a simulation's from its seed.
+
+    Raises:
+        ValueError: if the scale is not positive and finite.
     """
     if not (math.isfinite(scale) and scale > 0):
         raise ValueError(f"scale must be positive and finite, got {scale}.")
@@ -49,7 +56,13 @@ def _measurement(shape: Shape, scale: float) -> Any:
 
 
 def whole_below(n: int, size: int, stream: Stream) -> Ints:
-    """(size,) independent uniform draws of 0..n-1, exactly uniform: words that would favour a number are drawn again."""
+    """(size,) independent uniform draws of 0..n-1, exactly uniform: words that would favour a number are drawn again.
+
+    Args:
+        n: Number of values.
+        size: Number of draws.
+        stream: Gives the words.
+    """
     limit = 2**_WORD - 2**_WORD % n
     found: list[Ints] = []
     lacking = size

@@ -23,15 +23,27 @@ def best_of(
     candidates: int, counts: Callable[[], Sequence[int]], epsilon: float, ledger: Ledger, stream: Stream, run: str,
     round: int = 0,
 ) -> int:  # fmt: skip
-    """The index of about the best candidate, by report-noisy-max; charged to ``ledger`` at pure ``epsilon``, whatever the
-    number of candidates.
+    """The index of about the best candidate, by report-noisy-max.
 
-    counts: called once, after the charge: for each candidate how many patients speak for it (say, those that it classifies
-    rightly). One patient added or removed changes each by at most 1, and an added one lowers none; under "replace-one" the
-    accountant counts two. Only the index may be told, no count. The best is within ln(candidates / p) / epsilon of the
-    count chosen with probability 1 - p (Dwork and Roth 2014, report noisy max; McKenna and Sheldon 2020).
-    Raises ConfigError, before anything is charged, for fewer than 2 candidates or an epsilon that is not positive and
-    finite; BudgetRefused, with ``counts`` never called, if the budget does not allow it.
+    It is charged to ``ledger`` at pure ``epsilon``, whatever the number of candidates. Only the index may be told, no count.
+    The best is within ln(candidates / p) / epsilon of the count chosen with probability 1 - p (Dwork and Roth 2014, report
+    noisy max; McKenna and Sheldon 2020).
+
+    Args:
+        candidates: How many there are, 2 or more.
+        counts: Called once, after the charge. It gives for each candidate how many patients speak for it (say, those that it
+            classifies rightly). One patient added or removed changes each by at most 1, and an added one lowers none; under
+            "replace-one" the accountant counts two.
+        epsilon: What the choice costs, at delta 0.
+        ledger: Of the patients who are counted.
+        stream: Draws the noise.
+        run: The name of the run, for the ledger.
+        round: The number of the round, for the ledger.
+
+    Raises:
+        ConfigError: before anything is charged, for fewer than 2 candidates or an epsilon that is not positive and finite.
+        BudgetRefused: with ``counts`` never called, if the budget does not allow it.
+        TypeError: if ``counts`` does not give a whole number for each candidate.
     """
     if candidates < 2:
         raise ConfigError(f"candidates must be at least 2 to choose among them, got {candidates}.")
@@ -49,10 +61,19 @@ def choice_event(epsilon: float, selected: int) -> DpEvent:
 
 
 def best_few(counts: Sequence[int], selected: int, epsilon: float | None, stream: Stream) -> list[int]:
-    """The indices of about the best ``selected`` candidates, best first, by whole counts; call after ``choice_event`` is charged.
+    """The indices of about the best ``selected`` candidates, best first, by whole counts.
 
-    One candidate is chosen after the other by report-noisy-max, each with fresh noise and its share of ``epsilon`` (peeling:
-    Durfee and Rogers 2019). counts: as in ``best_of``. ``epsilon`` None: the best as they are, without privacy.
+    Call it after ``choice_event`` is charged. One candidate is chosen after the other by report-noisy-max, each with fresh
+    noise and its share of ``epsilon`` (peeling: Durfee and Rogers 2019).
+
+    Args:
+        counts: As in ``best_of``; more than ``selected`` of them.
+        selected: How many are chosen.
+        epsilon: Of all choices together; None takes the best as they are, without privacy.
+        stream: Draws the noise.
+
+    Raises:
+        TypeError: if ``counts`` are not more than ``selected`` whole numbers.
     """
     scores = np.asarray(counts)
     if scores.ndim != 1 or len(scores) <= selected or scores.dtype.kind not in "iu":

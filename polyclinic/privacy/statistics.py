@@ -43,13 +43,16 @@ class PatientTotal:
 
 
 def binned_patients(x: Reals, patient: Ints, patients: int, nullable: Bools | None = None) -> PatientTotal:
-    """The number of patients, times its weight; those without a value in each of the k nullable columns; and those in each
-    bin of each of the d columns: 1 + k + d * ``BINS`` numbers.
+    """The number of patients times its weight w, patients without a value by column, and patients by column and bin.
 
-    x: (rows, d) in [-1, 1], anything beyond counts at the bound; NaN or infinite counts as missing. patient: (rows,) index below
-    ``patients``; a patient's rows count as one, each a part. nullable: (d,) columns that may be missing, all by default. However
-    many rows a patient has, the contribution's L2 norm is at most sqrt(w^2 + d): of each column one patient is in one bin or has
-    none.
+    These are 1 + k + d * ``BINS`` numbers: k columns are nullable of d. However many rows a patient has, the contribution's
+    L2 norm is at most sqrt(w^2 + d): of each column one patient is in one bin or has none.
+
+    Args:
+        x: (rows, d) in [-1, 1], anything beyond counts at the bound; NaN or infinite counts as missing.
+        patient: (rows,) index below ``patients``; a patient's rows count as one, each a part.
+        patients: Number of patients.
+        nullable: (d,) columns that may be missing, all by default.
     """
     nullable = np.ones(x.shape[1], dtype=bool) if nullable is None else nullable
     weight, observed = 1.0 / np.bincount(patient, minlength=patients)[patient], np.isfinite(x)
@@ -70,7 +73,7 @@ def sensitivity(nullable: Bools) -> float:
 def count_weight(nullable: Bools) -> float:
     """The weight of the number of patients in a contribution: half the norm of all the rest.
 
-    At weight 1 the noise on the count would grow with the number of columns; at half the norm it is sqrt(5) times the
+    At weight 1 the noise on the count would grow with the number of columns. At half the norm it is sqrt(5) times the
     noise multiplier whatever the columns, and the noise on the rest grows by 12 %.
     """
     return max(1.0, 0.5 * math.sqrt(len(nullable)))
@@ -82,9 +85,15 @@ def patient_count(total: Reals, nullable: Bools) -> float:
 
 
 def noisy_total(exact: PatientTotal, noise_multiplier: float | None, stream: Stream) -> Reals:
-    """The total plus N(0, (noise_multiplier * sensitivity)^2) noise; unchanged, and not private, when it is None.
+    """The total plus N(0, (noise_multiplier * sensitivity)^2) noise, accounted as one Gaussian event of ``noise_multiplier``.
 
-    Accounted as one Gaussian event of ``noise_multiplier``. Raises ValueError if that is not positive and finite.
+    Args:
+        exact: The total with its sensitivity.
+        noise_multiplier: Positive and finite. None leaves the total unchanged, and not private.
+        stream: Draws the noise.
+
+    Raises:
+        ValueError: if the noise multiplier is not positive and finite.
     """
     if noise_multiplier is None:
         return exact.total
@@ -94,11 +103,16 @@ def noisy_total(exact: PatientTotal, noise_multiplier: float | None, stream: Str
 
 
 def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Floats, Floats]:
-    """Mean and standard deviation, (d,) each, from a total (of several sites, added up) in the layout of ``binned_patients``.
+    """Mean and standard deviation, (d,) each, from a total in the layout of ``binned_patients``. Pure post-processing.
 
-    They are those of a normal distribution that is alike in the narrowest interval that holds 60 % to 98 % of the patients; the
+    They are those of a normal distribution that is alike in the narrowest interval that holds 60 % to 98 % of the patients. The
     deviation is larger where values outside of the interval show that it must be. A column of which the noise hides too much has
-    mean 0 and standard deviation 1/2. noise: standard deviation of the noise in each number of the total. Pure post-processing.
+    mean 0 and standard deviation 1/2.
+
+    Args:
+        total: (1 + k + d * ``BINS``,) of one site, or of several added up.
+        nullable: (d,) columns that may be missing, k of them.
+        noise: Standard deviation of the noise in each number of the total.
     """
     d, k = len(nullable), int(nullable.sum())
     observed = np.full(d, patient_count(total, nullable))

@@ -28,11 +28,20 @@ def clipped_total(
 ) -> Floats:  # fmt: skip
     """(size,) sum of the patients' vectors, each clipped to L2 norm 1; one that is not finite counts as zero.
 
-    apart: compute every patient's vector by itself, so that it is the same bit for bit whoever else is there; otherwise many
-    together, which is faster and rounds by how many they are.
+    Neighbouring relation: add or remove one patient.
 
-    Neighbouring relation: add or remove one patient. Raises ValueError, with the ``name`` of whose they are, for vectors of
-    another size.
+    Args:
+        contributions: Computes the patients' vectors from their rows.
+        size: Numbers in a vector.
+        rows: (n, d) rows of all patients.
+        patient: (n,) index below ``patients`` of each row.
+        patients: Number of patients.
+        name: Whose vectors they are, in the error's message.
+        apart: Computes every patient's vector by itself, so that it is the same bit for bit whoever else is there. Otherwise
+            many are computed together, which is faster and rounds by how many they are.
+
+    Raises:
+        ValueError: for vectors of another size.
     """
     return _total(contributions, size, rows, patient, patients, (name, apart, _clipped))
 
@@ -40,7 +49,19 @@ def clipped_total(
 def exact_total(
     contributions: Contributions, size: int, rows: Floats, patient: Ints, patients: int, name: str = "method"
 ) -> Floats:
-    """(size,) sum of the patients' vectors as they are. Not private. Raises ValueError as ``clipped_total`` does."""
+    """(size,) sum of the patients' vectors as they are. Not private.
+
+    Args:
+        contributions: Computes the patients' vectors from their rows.
+        size: Numbers in a vector.
+        rows: (n, d) rows of all patients.
+        patient: (n,) index below ``patients`` of each row.
+        patients: Number of patients.
+        name: Whose vectors they are, in the error's message.
+
+    Raises:
+        ValueError: as ``clipped_total`` does.
+    """
     return _total(contributions, size, rows, patient, patients, (name, False, lambda vectors: vectors))
 
 
@@ -82,7 +103,13 @@ def _clipped(vectors: Floats) -> Floats:
 
 
 def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
-    """(patients, k) means of each patient's rows of (n, k) ``values``; zero for one without rows."""
+    """(patients, k) means of each patient's rows of ``values``; zero for one without rows.
+
+    Args:
+        values: (n, k) values of the rows.
+        patient: (n,) index below ``patients`` of each row.
+        patients: Number of patients.
+    """
     counts = np.bincount(patient, minlength=patients)
     if len(values) == patients and (counts == 1).all():
         found = np.empty_like(values)

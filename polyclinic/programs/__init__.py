@@ -36,8 +36,10 @@ _TYPES: dict[type, tuple[tuple[type, ...], str]] = {
 
 
 def program_of(config: RunConfig) -> Program:
-    """The program of a run. Of a built-in one nothing that the configuration names is loaded yet; another package's, by its
-    name in the entry points ``polyclinic.programs``, is, so that a hospital asks its policy first.
+    """The program of a run.
+
+    Of a built-in one nothing that the configuration names is loaded yet. Another package's, by its name in the entry points
+    ``polyclinic.programs``, is loaded, so that a hospital asks its policy first.
 
     Raises ConfigError for an entry point that is no ``Program``, or options that it does not take.
     """

@@ -86,9 +86,17 @@ class Model:
 
 
 def check_options(model: str, make: Any, options: Mapping[str, Any], given: Collection[str], key: str) -> None:
-    """Raises ConfigError for an option that ``make`` does not have, or lacks, before its own TypeError says so in Python's words.
+    """Check that ``make`` has the options and lacks none, before its own TypeError says so in Python's words.
 
-    given: Parameters that are no options, since others fill them. key: Of the configuration, that holds the options.
+    Args:
+        model: Its name, for the error's message.
+        make: What makes the model; nothing is checked of what cannot be called.
+        options: By parameter.
+        given: Parameters that are no options, since others fill them.
+        key: Of the configuration, that holds the options.
+
+    Raises:
+        ConfigError: for an option that ``make`` does not have, or one that it lacks.
     """
     taken = [part for part in signature(make).parameters.values() if part.name not in given] if callable(make) else []
     names = [part.name for part in taken if part.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]

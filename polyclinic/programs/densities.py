@@ -92,7 +92,14 @@ class DensityHalf(Half):
         return {"averaged": {}, "rounds": 0}
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The mean flow goes on as it is, and into the average."""
+        """The state with the mean flow in its average, and the mean flow as it is, which hospitals are sent next.
+
+        Args:
+            number: Of the round; not used.
+            state: Before the round.
+            sent: Not used.
+            collected: With the hospitals' mean flow.
+        """
         stays, before = self.recipe.ema, state["averaged"]
         averaged = {name: stays * before.get(name, 0.0) + (1 - stays) * value for name, value in collected.mean.items()}
         return {"averaged": averaged, "rounds": state["rounds"] + 1}, collected.mean

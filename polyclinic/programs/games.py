@@ -155,9 +155,12 @@ class Games(Synthetic):
 class GameHalf(Half):
     """The generator steps against the hospitals' mean critic.
 
-    critic_steps: a hospital's in a round. rate: the critics' learning rate, by which a penalty is stepped, and ``decay`` the
-    weight decay that is left to the server (0 where hospitals have it). most: how many generators stay over the rounds, to choose
-    among. A generator or critic that diverges is taken back to what it was before the round; the state's ``diverged`` has the
+    critic_steps: a hospital's in a round.
+    rate: the critics' learning rate, by which a penalty is stepped.
+    decay: the weight decay that is left to the server (0 where hospitals have it).
+    most: how many generators stay over the rounds, to choose among.
+
+    A generator or critic that diverges is taken back to what it was before the round; the state's ``diverged`` has the
     rounds.
     """
 
@@ -176,7 +179,14 @@ class GameHalf(Half):
         return GeneratorState.from_flat(state["generator"]).weights
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The generator after its steps, and the mean critic; the critic that was sent, where either diverges."""
+        """The generator after its steps, and the mean critic; the critic that was sent, where either diverges.
+
+        Args:
+            number: Of the round, from 1 on.
+            state: Before the round.
+            sent: The critic that hospitals were sent in this round.
+            collected: With the hospitals' mean critic.
+        """
         game, rounds = self.play.game, self.play.rounds
         critic = {name: value.astype(sent[name].dtype) for name, value in collected.mean.items()}
         if self.decay:

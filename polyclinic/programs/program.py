@@ -96,7 +96,14 @@ class Half(ABC):
 
     @abstractmethod
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The next state, and the model that hospitals are sent next, if any. ``sent``: what they were sent in this round."""
+        """The next state, and the model that hospitals are sent next, if any.
+
+        Args:
+            number: Of the round, from 1 on.
+            state: Before the round.
+            sent: What hospitals were sent in this round.
+            collected: What the round brought.
+        """
 
     def synthesizer(self, state: State) -> Synthesizer | None:
         """What draws synthetic patients; None before it can, and of a program that draws none."""
@@ -157,7 +164,18 @@ class Program(ABC):
     def check_training(
         self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
     ) -> None:
-        """Raises ConfigError where training would refuse the model or the strategy's local half; touches no record."""
+        """Check that training would take the model and the strategy's local half; touches no record.
+
+        Args:
+            task: Of the run.
+            schema: Of the run.
+            build: Makes the model's module.
+            arrays: The model that hospitals are sent.
+            settings: Of training; with a noise multiplier it is private.
+
+        Raises:
+            ConfigError: where training would refuse one of them.
+        """
         private = settings.noise_multiplier is not None or self.config.evaluation.metrics == "private"
         task.check(build, arrays, self.width(schema), self.config.training.engine, private)
         if settings.local.penalises:
@@ -170,9 +188,16 @@ class Program(ABC):
             check_half(build, arrays, settings)
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where so much noise leaves nothing to learn.
+        """Check that the noise leaves something to learn. Most programs learn something under any noise, and check nothing.
 
-        noise: standard deviation in each entry of the mean. fewest: the patients of the smallest hospital.
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: where so much noise leaves nothing to learn.
         """
         return  # most programs learn something under any noise
 
@@ -352,8 +377,12 @@ class Program(ABC):
     def origin(self, schema: Schema, model: Arrays, question: Mapping[str, np.ndarray]) -> Arrays:
         """Arrays of the names and shapes of a hospital's answer, from which compressed and masked answers are differences.
 
-        They are the ``model`` that hospitals were sent; where a round asks for a sum and sends no model, they are zeros. A
-        hospital has ``task`` check the ``question`` first.
+        They are the ``model``; where a round asks for a sum and sends no model, they are zeros.
+
+        Args:
+            schema: Of the run.
+            model: What hospitals were sent.
+            question: What hospitals were asked beside it; a hospital has ``task`` check it first.
         """
         return model
 
@@ -362,7 +391,13 @@ class Program(ABC):
         return []
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half | None:
-        """The server's half; None where the strategy's model is all that is learned."""
+        """The server's half; None where the strategy's model is all that is learned.
+
+        Args:
+            schema: Of the run.
+            classes: Counts of the label that were paid for; empty where none were.
+            learning_rate: The hospitals' learning rate; 0 where they have none.
+        """
         return None
 
     def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
@@ -370,7 +405,13 @@ class Program(ABC):
         return model
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, columns) predictions of the ``objective`` by ``evaluated``'s arrays."""
+        """Each site's (rows, columns) predictions of the ``objective``.
+
+        Args:
+            schema: Of the run.
+            arrays: As ``evaluated`` gives them.
+            rows: Of each site.
+        """
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
 
     def predicting(self, schema: Schema) -> Callable[[Tensor], Tensor]:
@@ -380,8 +421,17 @@ class Program(ABC):
         )
 
     def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
-        """Raises ConfigError for arrays that are no model, and where metrics are ``private`` for those by which one patient's
-        scores would depend on another's."""
+        """Check that the arrays are a model that hospitals can score their patients with.
+
+        Args:
+            schema: Of the run.
+            arrays: What hospitals were sent for evaluation.
+            private: No patient's scores may depend on another's, as where metrics are private.
+
+        Raises:
+            ConfigError: for arrays that are no model, and with ``private`` for those by which one patient's scores would depend
+                on another's.
+        """
         self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 
     def published(self) -> bool:
@@ -401,6 +451,11 @@ class Program(ABC):
     ) -> dict[str, Any]:  # fmt: skip
         """The program's own part of the summary, by its key.
 
-        patients: of each hospital that trained. stopped: why the run ended early, None where it did not.
+        Args:
+            half: The server's half, if there is one.
+            state: The half's last state.
+            synthesizer: What draws synthetic patients; None before it can, and of programs that draw none.
+            patients: Of each hospital that trained.
+            stopped: Why the run ended early; None where it did not.
         """
         return {}

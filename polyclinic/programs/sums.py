@@ -107,8 +107,16 @@ class Sums(Program):
         return SumsHalf(self.method(schema), self.classes(schema, classes))
 
     def check_length(self, size: int, noise_multiplier: float, fewest: float) -> None:
-        """Raises ConfigError where a secure sum would cut the noisy sum of ``size`` numbers short at a hospital with the
-        ``fewest`` patients."""
+        """Check that a secure sum would not cut the noisy sum of a hospital short.
+
+        Args:
+            size: Numbers of the sum.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: naming the clip norm at which no sum is cut.
+        """
         secure, longest = self.config.secure, 1.0 + 2.0 * noise_multiplier * math.sqrt(size) / fewest
         if secure.aggregation and not secure.shared_noise and secure.clip_norm < longest:
             raise ConfigError(
@@ -168,9 +176,14 @@ class SyntheticSums(Sums, Synthetic):
 class SumsHalf(Half):
     """Asks each round of ``method`` for its sum, and absorbs the hospitals' mean.
 
-    classes: (K,) frequencies of the label. The state has in ``arrays`` what the method made of the sums, of a method that
-    keeps hospitals apart in ``each`` by node with their ``weights``, the ``rounds`` done, and of how many ``patients`` the
-    last sum is.
+    classes: (K,) frequencies of the label.
+
+    The state has
+
+    - in ``arrays`` what the method made of the sums;
+    - of a method that keeps hospitals apart the same by node in ``each``, with their ``weights``;
+    - the ``rounds`` done;
+    - of how many ``patients`` the last sum is.
     """
 
     method: SumsMethod
@@ -190,7 +203,14 @@ class SumsHalf(Half):
         return {name: np.ascontiguousarray(value) for name, value in asked.items()}
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The next state. Nothing but the next question is sent then."""
+        """The next state. Nothing but the next question is sent then.
+
+        Args:
+            number: Of the round, from 1 on.
+            state: Before the round.
+            sent: Not used.
+            collected: With the hospitals' mean sum, or with each hospital's of a method that keeps them apart.
+        """
         arrays: Arrays = state["arrays"]
         each, weights = dict(state["each"]), dict(state["weights"])
         if self.separate:
@@ -242,7 +262,14 @@ class ModelHalf(Half):
         return {name: np.ascontiguousarray(value) for name, value in asked.items()}
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
-        """The state after the round, and the model that follows from all sums so far."""
+        """The state after the round, and the model that follows from all sums so far.
+
+        Args:
+            number: Of the round, from 1 on.
+            state: Before the round.
+            sent: The model that hospitals were sent in this round.
+            collected: With the hospitals' mean sum.
+        """
         arrays = state["arrays"] | {"patients": np.array([float(collected.patients)])}
         arrays = self.method.absorb(number, arrays, collected.mean[SUM].astype(np.float64), collected.noise)
         return {"arrays": arrays}, self.method.arrays(arrays, sent)
@@ -267,7 +294,17 @@ class ModelSums(Sums):
         return ModelHalf(self.method(schema))
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where a secure sum would cut sums short."""
+        """Check that a secure sum would not cut sums short.
+
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean; not used.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: where it would.
+        """
         self.check_length(self.method(schema).size(1, {}), noise_multiplier, fewest)
 
     def subject(self, claim: Claim) -> Fixed:

@@ -56,7 +56,13 @@ class Synthetic(Program):
         return judged(arrays, rows)
 
     def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
-        """A linear classifier scores every patient apart."""
+        """Nothing is refused: a linear classifier scores every patient apart.
+
+        Args:
+            schema: Not used.
+            arrays: Not used.
+            private: Not used.
+        """
 
     def notes(self, state: State, scored: bool) -> list[str]:
         if not scored:
@@ -106,9 +112,14 @@ class Synthetic(Program):
 
 
 def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
-    """A logistic regression fitted to ``rows`` synthetic rows, as the arrays of ``models.tabular.logistic``.
+    """A logistic regression fitted to synthetic rows, as the arrays of ``models.tabular.logistic``.
 
     Hospitals evaluate it on held-out patients: how well what is learned on synthetic rows holds on real ones (TSTR).
+
+    Args:
+        synthesizer: Draws the rows.
+        rows: How many.
+        seed: Of the draws.
     """
     layout = synthesizer.layout
     z = synthesizer.sample(rows, generator(seed, "judge"))
@@ -141,7 +152,14 @@ def making(config: RunConfig) -> AbstractContextManager[None]:
 
 
 def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, Any]) -> Any:
-    """What the run's model of ``group`` makes of the layout and the options."""
+    """The object that the run's model of ``group`` makes of the layout and the options.
+
+    Args:
+        group: The kind of the model, as "games" or "densities".
+        config: Of the run, which names the model.
+        layout: Of the rows.
+        options: By parameter of the model.
+    """
     make = resolve(group, config.model)
     with making(config):
         return make(layout, **options)

@@ -43,9 +43,11 @@ _WIDEST = 1.0
 class Description:
     """Columns that are described, overall and for each group of patients.
 
-    columns: Names; none asks for all features and labels that have one number or category in a row. by: A column of categories
-    whose groups are compared. bins: Equal parts of a numeric column's public bounds. fewest: Smaller counts are not shown;
-    hospitals are not sent it. epsilon: What the answer may cost; None asks, without privacy, how often each number occurs.
+    columns: Names; none asks for all features and labels that have one number or category in a row.
+    by: A column of categories whose groups are compared.
+    bins: Equal parts of a numeric column's public bounds.
+    fewest: Smaller counts are not shown; hospitals are not sent it.
+    epsilon: What the answer may cost; None asks, without privacy, how often each number occurs.
 
     >>> Description(("age", "sex"), "treatment", epsilon=1.0).bins
     64
@@ -97,8 +99,14 @@ class Description:
         return plan.policy_noise and plan.policy_noise * math.sqrt(len(self.parts(schema)))
 
     def answer(self, plan: Plan, shard: Shard, stream: Stream) -> Answer:
-        """Noisy ``patients`` of all columns in order, each (groups, cells), and each column's number of ``cells``; exact counts
-        are of the ``values`` that occur. To be called only after ``plan.event`` was charged.
+        """Noisy ``patients`` of all columns in order, each (groups, cells), and each column's number of ``cells``.
+
+        Exact counts are of the ``values`` that occur. To be called only after ``plan.event`` was charged.
+
+        Args:
+            plan: As the method ``plan`` gives it.
+            shard: The hospital's records.
+            stream: Draws the noise.
         """
         noise, names = self.noise(shard.schema, plan), self.groups(shard.schema)
         group = patient_values(shard, self.by) if self.by else np.zeros(shard.patients)
@@ -201,8 +209,15 @@ def _noisy(column: Column, counts: Ints, noise_multiplier: float | None, stream:
 
 
 def mixed(counts: Ints, cells: int, points: int) -> Ints:
-    """What noise is added to, (groups, cells): one patient, who is in one cell of one group, moves it by ``FINE`` in L2 at most.
-    The missing cell is not mixed."""
+    """(groups, cells) whole numbers that noise is added to; the missing cell is not mixed.
+
+    One patient, who is in one cell of one group, moves them by ``FINE`` in L2 at most.
+
+    Args:
+        counts: (groups, cells) patients, and the missing cell if there is one.
+        cells: Number of cells without the missing one.
+        points: Grid points of one patient before the cells are mixed.
+    """
     return np.stack([np.append(running.mix(row[:cells]) * points, row[cells:] * FINE) for row in counts])
 
 
@@ -210,9 +225,11 @@ def mixed(counts: Ints, cells: int, points: int) -> Ints:
 class Cells:
     """How many patients of one group have each value of a column. What is made of them has the error of their noise alone.
 
-    values: (cells,) in the column's unit, increasing, or the numbers of its categories. patients: (cells,). missing: Patients
-    without a value. error, missing_error: Standard deviations of the noise in each count; of a numeric column's before they were
-    unmixed. step: Width of its bins; 0 where each value has a cell.
+    values: (cells,) in the column's unit, increasing, or the numbers of its categories.
+    patients: (cells,).
+    missing: Patients without a value.
+    error, missing_error: Standard deviations of the noise in each count; of a numeric column's before they were unmixed.
+    step: Width of its bins; 0 where each value has a cell.
     """
 
     column: Column
@@ -326,9 +343,16 @@ def _size(columns: Sequence[Cells]) -> tuple[float, float]:
 
 
 def estimate(value: float, error: float, least: float = -math.inf, most: float = math.inf) -> dict[str, float] | None:
-    """``value`` with the ends of its 95 % interval, from ``low`` to ``high``, all three from ``least`` to ``most``.
+    """``value`` with the ends of its 95 % interval, ``low`` and ``high``, all three cut to the range of possible values.
 
-    None where the interval is wider than from ``least`` to ``most``.
+    Args:
+        value: The noisy value.
+        error: Standard deviation of the noise in it.
+        least: The smallest possible value.
+        most: The largest possible value.
+
+    Returns:
+        None where the interval is wider than from ``least`` to ``most``.
     """
     if 2 * CERTAIN * error > most - least:
         return None
@@ -337,7 +361,13 @@ def estimate(value: float, error: float, least: float = -math.inf, most: float =
 
 
 def count(value: float, error: float, fewest: float) -> dict[str, float | None]:
-    """The estimate of a count, or no value and what it is ``below``: ``fewest``, or where it may as well be noise."""
+    """The estimate of a count, or no value and the threshold that it is ``below``.
+
+    Args:
+        value: The noisy count.
+        error: Standard deviation of the noise in it. A count below 1.96 times that may as well be noise, and is not shown.
+        fewest: Smaller counts are not shown either, but an exact 0 is.
+    """
     threshold, hidden = max(float(fewest), math.ceil(CERTAIN * error)), dict.fromkeys(("value", "low", "high"))
     if value < threshold and (error or value):
         return {**hidden, "below": threshold}

@@ -60,7 +60,15 @@ class Errors(Measured):
         return np.nan_to_num(values / self.distance, nan=1.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0)
 
     def count(self, labels: Labels, scores: Floats, patient: Ints) -> Ints:
-        """The rows of a patient share its weight; points are rounded towards zero, so that none adds more than its share."""
+        """The exact answer in points.
+
+        The rows of a patient share its weight. Points are rounded towards zero, so that none adds more than its share.
+
+        Args:
+            labels: (n,) of the rows.
+            scores: (n, C) predictions.
+            patient: (n,) numbers of the patients.
+        """
         _, number, of_patient = np.unique(patient, return_inverse=True, return_counts=True)
         points = self.rows(labels, scores) * (FINE / of_patient[number])[:, None]
         return np.asarray(np.trunc(points).astype(np.int64).sum(axis=0), dtype=np.int64)
@@ -152,9 +160,19 @@ def question_of(objective: Objective) -> tuple[type[Measured], Objective | int] 
 def affordable_question(
     objective: Objective, most: float, budget: float | None, releases: int, pricing: Pricing
 ) -> Measured | None:
-    """The question with the noise at which ``releases`` of it cost ``most``, or ``budget`` if that is less; None as above.
+    """The question with the least noise that the bounds on cost allow; None of an objective without private metrics.
 
     A hospital asks its records so, and the server counts an answer that was lost by it.
+
+    Args:
+        objective: What the model predicts.
+        most: The epsilon that all releases together may cost by the hospital's policy.
+        budget: The ledger's, which bounds them if it is less than ``most``; None is unlimited.
+        releases: Number of releases.
+        pricing: By which they are accounted.
+
+    Raises:
+        ConfigError: where no noise reaches the epsilon.
     """
     question = question_of(objective)
     return question and question[0].within(question[1], min(most, budget or most), releases, pricing)

@@ -38,9 +38,16 @@ class Measured(ABC):
 
     @classmethod
     def within(cls, of: Any, epsilon: float, releases: int, pricing: Pricing) -> Self:
-        """With the least noise at which ``releases`` releases together cost at most ``epsilon``.
+        """The question with the least noise at which ``releases`` releases together cost at most ``epsilon``.
 
-        Raises ConfigError where no noise reaches it.
+        Args:
+            of: What it asks about.
+            epsilon: Of all releases together.
+            releases: Number of releases.
+            pricing: By which they are accounted.
+
+        Raises:
+            ConfigError: where no noise reaches it.
         """
         return cls(of, _least_noise(epsilon, releases, pricing))
 
@@ -71,7 +78,13 @@ class Measured(ABC):
 
     @abstractmethod
     def count(self, labels: Labels, scores: Floats, patient: Ints) -> Ints:
-        """The exact answer in points, of labels (n, ...), predictions (n, C) and patients' numbers (n,)."""
+        """The exact answer in points, of the question's shape.
+
+        Args:
+            labels: (n, ...) of the rows.
+            scores: (n, C) predictions.
+            patient: (n,) numbers of the patients.
+        """
 
     def parts(self, counts: Ints) -> Ints:
         """The numbers that get noise."""
@@ -122,9 +135,9 @@ class Noised(ABC):
     def estimates(self) -> dict[str, dict[str, float | None]]:
         """``{"value", "error"}`` of each figure: the error is the standard error of the noise alone.
 
-        It is half the width of the middle 68.3 % over redrawn noise of the known size (a parametric bootstrap), before figures
-        are cut to their range: near its ends the noise would seem to be small. It says nothing of how few patients were held
-        out. None where the noise drowns the counts that a figure is a ratio of.
+        It is half the width of the middle 68.3 % over redrawn noise of the known size (a parametric bootstrap). The width is
+        taken before figures are cut to their range: near its ends the noise would seem to be small. It says nothing of how few
+        patients were held out. None where the noise drowns the counts that a figure is a ratio of.
         """
         rng = generator(0, "private metrics", len(self.counts))
         redrawn = self.counts + self.deviation * self.noise(rng, DRAWS)

@@ -41,7 +41,16 @@ class Pricing:
         return epsilon(event, self.delta, self.accountant, self.relation)
 
     def calibrated(self, make: Callable[[float], M], target: float, least: float = 0.0) -> M:
-        """What ``make`` gives for the least noise multiplier, ``least`` or more, whose event costs at most ``target``."""
+        """What ``make`` gives for the least noise multiplier whose event costs at most ``target``.
+
+        Args:
+            make: Makes what has an event of a noise multiplier.
+            target: The largest epsilon.
+            least: The noise multiplier is this or more.
+
+        Raises:
+            ConfigError: for an impossible target, or an event that has no epsilon under the relation.
+        """
         return calibrated(make, target, self.delta, self.accountant, self.relation, least)
 
 
@@ -127,14 +136,26 @@ class Question(Protocol):
         """
 
     def answer(self, plan: Any, shard: Shard, stream: Stream) -> Answer:
-        """The hospital's answer, to be called only after ``plan.event`` was charged."""
+        """The hospital's answer, to be called only after ``plan.event`` was charged.
+
+        Args:
+            plan: As the method ``plan`` gives it.
+            shard: The hospital's records.
+            stream: Draws the noise.
+        """
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """What follows from the hospitals' answers together."""
 
 
 def noisy(total: Ints, noise_multiplier: float | None, stream: Stream) -> Reals:
-    """A sum in grid points of which a patient has ``FINE`` at most in L2, with Gaussian noise; as it is without a multiplier."""
+    """A sum with Gaussian noise.
+
+    Args:
+        total: In grid points, of which a patient has ``FINE`` at most in L2.
+        noise_multiplier: Standard deviation of the noise over ``FINE``; None leaves the sum as it is.
+        stream: Draws the noise.
+    """
     given = total if noise_multiplier is None else gaussian(noise_multiplier).release(total, stream).value
     return np.asarray(given, dtype=np.float64)
 
@@ -146,7 +167,13 @@ def check_epsilon(epsilon: float | None) -> None:
 
 
 def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnswer]) -> dict[str, Any]:
-    """What was asked, what followed and what it cost, as plain values: the keys are a contract (docs/reference/json.md)."""
+    """What was asked, what followed and what it cost, as plain values: the keys are a contract (docs/reference/json.md).
+
+    Args:
+        question: What was asked.
+        schema: Of the hospitals.
+        answers: Of each hospital, with its bill.
+    """
     conclusion = question.conclude(schema, answers)
     sites = {one.site: own | one.summary() for one, own in zip(answers, conclusion.by_site, strict=True)}
     return {**conclusion.figures, **conclusion.product, "sites": sites, "privacy": cost_together(answers, schema.unit)}

@@ -1,9 +1,9 @@
 """How the encoded features go together, in one noisy release of each hospital: what an ``Imputer`` is made of.
 
-A hospital gives sums over its training patients of the products of what each row shows: a one, for each feature that may be
-missing whether it is there, and the features themselves (0 where missing). With Gaussian noise on these products, least
-squares and everything after it are free: the regressions of chained equations, any number of imputed sets (Dwork, Talwar,
-Thakurta and Zhang 2014, "Analyze Gauss"; Wang 2018, AdaSSP).
+A hospital gives sums over its training patients of the products of what each row shows. A row shows a one, for each feature
+that may be missing whether it is there, and the features themselves (0 where missing). With Gaussian noise on these products,
+least squares and everything after it are free: the regressions of chained equations, any number of imputed sets. Dwork,
+Talwar, Thakurta and Zhang 2014, "Analyze Gauss"; Wang 2018, AdaSSP.
 """
 
 from __future__ import annotations
@@ -39,8 +39,10 @@ _ROUNDING = 1 - 1e-9  # so that a patient's products, rounded, never weigh more 
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """Where a schema's features are among what a row shows: ``shown`` are their numbers in the encoding (code sets are left
-    out, since no code is ever missing), ``flag`` for each the entry that says whether it is there; entry 0 is always one.
+    """Where a schema's features are among what a row shows, of which entry 0 is always one.
+
+    ``shown``: their numbers in the encoding. Code sets are left out, since no code is ever missing.
+    ``flag``: for each the entry that says whether it is there.
     ``square``: the largest squared length of what a row shows.
     """
 
@@ -105,8 +107,14 @@ class Relations:
         return _plan(self, schema, pricing)
 
     def answer(self, plan: Plan, shard: Shard, stream: Stream) -> Answer:
-        """(k,) the hospital's ``products`` in units of one patient's largest, to be called only after ``plan.event`` was
-        charged.
+        """(k,) the hospital's ``products`` in units of one patient's largest.
+
+        To be called only after ``plan.event`` was charged.
+
+        Args:
+            plan: As the method ``plan`` gives it.
+            shard: The hospital's records, of which training patients count.
+            stream: Draws the noise.
         """
         return Answer({"products": noisy(totals(shard), plan.policy_noise, stream) / FINE})
 
@@ -167,8 +175,13 @@ def _scale(size: int) -> Floats:
 def imputer_of(answers: Sequence[Reals], noise_multipliers: Sequence[float | None], schema: Schema) -> Imputer:
     """The imputer that the hospitals' answers, added up, make. Pure post-processing.
 
-    A covariance is of the rows in which both features are there, so it is right where what is missing does not depend on
-    values; it is made positive definite, with a ridge as wide as the noise.
+    A covariance is of the rows in which both features are there. So it is right where what is missing does not depend on
+    values. It is made positive definite, with a ridge as wide as the noise.
+
+    Args:
+        answers: Of each hospital its (k,) ``products``.
+        noise_multipliers: Of each answer; None is exact.
+        schema: Of the hospitals.
     """
     how = layout(schema)
     matrix = np.zeros((how.size, how.size))

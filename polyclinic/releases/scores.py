@@ -1,8 +1,8 @@
 """Private metrics of probabilities: noised counts of held-out patients by class and by bin of their predicted probability.
 
-Noise is added to the counts of all bins together, of each half, quarter, eighth and of each bin, and least squares makes them one
-set of bins: sums of many bins, which AUROC and accuracy are made of, then have less noise (Hay, Rastogi, Miklau and Suciu 2010,
-"Boosting the accuracy of differentially private histograms through consistency").
+Noise is added to the counts of all bins together, of each half, quarter, eighth and of each bin. Least squares makes them one
+set of bins. Sums of many bins, which AUROC and accuracy are made of, then have less noise. Hay, Rastogi, Miklau and Suciu 2010,
+"Boosting the accuracy of differentially private histograms through consistency".
 """
 
 from __future__ import annotations
@@ -84,10 +84,14 @@ class LabelScores(Scores):
 def count_scores(labels: Ints, scores: Floats, patient: Ints, points: int = FINE) -> Ints:
     """(tables, 2, BINS) whole numbers: patients, times ``points``, by whether the event came about and by the score's bin.
 
-    labels: (n,) in 0..K-1.  scores: (n, K) probabilities; one that is not finite counts as 0.  patient: (n,) numbers; the
-    rows of a patient share its weight, rounded down.  Of two classes the one table is of class 1; of more, table c is of
-    class c against the rest, and the last of the likeliest class and whether it is right.
-    One patient added or removed changes each table by at most ``points`` in L1.
+    Of two classes the one table is of class 1. Of more, table c is of class c against the rest, and the last of the likeliest
+    class and whether it is right. One patient added or removed changes each table by at most ``points`` in L1.
+
+    Args:
+        labels: (n,) in 0..K-1.
+        scores: (n, K) probabilities; one that is not finite counts as 0.
+        patient: (n,) numbers; the rows of a patient share its weight, rounded down.
+        points: Weight of a patient.
     """
     classes, finite = scores.shape[1], _finite(scores)
     events = [(finite[:, c], labels == c) for c in ([1] if classes == 2 else range(classes))]

@@ -1,8 +1,8 @@
 """A statistic of one column: a count, a mean, a histogram or a quantile, over one value for each patient.
 
 All of a hospital's patients are asked, held-out ones too. Several rows of a patient become one value first, so that a
-patient adds one whole unit to the cells of an answer, whatever the statistic: 1 to a cell of a count or histogram, and
-for a mean a part each to "low" and "high", by where in the public bounds the value lies.
+patient adds one whole unit to the cells of an answer, whatever the statistic. It adds 1 to a cell of a count or histogram.
+For a mean it adds a part each to "low" and "high", by where in the public bounds the value lies.
 """
 
 from __future__ import annotations
@@ -217,6 +217,11 @@ class Statistic:
         """Noisy ``cells`` in patients with standard ``errors``; of a choice the one value chosen, and an error of NaN.
 
         To be called only after ``plan.event`` was charged.
+
+        Args:
+            plan: As the method ``plan`` gives it.
+            shard: The hospital's records.
+            stream: Draws noise, choices and randomised responses.
         """
         mechanism = plan.mechanism
         if isinstance(mechanism, Selection):
@@ -251,9 +256,17 @@ class Statistic:
         return self.estimate(schema, cells.sum(axis=0), np.sqrt((errors**2).sum(axis=0)))
 
     def estimate(self, schema: Schema, cells: Reals, errors: Reals) -> tuple[Any, Any]:
-        """The statistic and its standard error from noisy cells (in patients) and theirs, of one hospital or of several.
+        """The statistic and its standard error from noisy cells and theirs.
 
         A mean lies within the public bounds; counts are as they are, also below zero, so that sums of them stay unbiased.
+
+        Args:
+            schema: Of the hospitals.
+            cells: (cells,) in patients, of one hospital or of several added up.
+            errors: (cells,) their standard errors.
+
+        Returns:
+            Of a histogram both by cell; of a quantile None as the error.
         """
         if self.statistic == "count":
             return float(cells[0]), float(errors[0])
@@ -349,8 +362,14 @@ def _are_numbers(names: Sequence[str]) -> bool:
 
 
 def totals(question: Statistic, shard: Shard, points: int) -> Ints:
-    """(cells,) exact sums of the patients' parts, in grid points. One patient added or removed changes them by at most
-    ``points`` in L1; one replaced by at most twice that.
+    """(cells,) exact sums of the patients' parts, in grid points.
+
+    One patient added or removed changes them by at most ``points`` in L1; one replaced by at most twice that.
+
+    Args:
+        question: The statistic that is asked for.
+        shard: The hospital's records.
+        points: What one patient weighs.
     """
     if question.statistic == "mean":
         low, high = bounds(askable(shard.schema, question.column))
@@ -405,8 +424,9 @@ def candidates(question: Statistic, schema: Schema) -> Reals:
 
 
 def quantile_scores(question: Statistic, shard: Shard) -> Ints:
-    """(candidates,) minus |(b - a) patients below - a patients above| for the quantile a / b: whole numbers, of which one
-    patient added or removed changes each by at most max(a, b - a) (Smith 2011, Section 4).
+    """(candidates,) minus |(b - a) patients below - a patients above| for the quantile a / b, as whole numbers.
+
+    One patient added or removed changes each by at most max(a, b - a) (Smith 2011, Section 4).
     """
     value = patient_values(shard, question.column)[selected(question, shard)]
     value = np.sort(value[~np.isnan(value)])

@@ -1,9 +1,9 @@
 """A survey: how many of a hospital's patients are in each cell of each column, in one release with Gaussian noise.
 
 What a schema is prepared with (``ehr.prepared``) all follows from these counts, so that they are paid for once. Training
-patients are asked, held-out ones are not. A patient weighs 1 in a column: spread evenly over the cells of all their rows,
-or 1 for each of at most so many codes or unlisted values, chosen at random. The cells of a numeric column are mixed before the
-noise (``ehr.running``), so that sums over many of them, which quantiles are read from, stay good.
+patients are asked, held-out ones are not. A patient weighs 1 in a column, spread evenly over the cells of all their rows.
+For codes or unlisted values it is 1 for each of at most so many, chosen at random. The cells of a numeric column are mixed
+before the noise (``ehr.running``), so that sums over many of them, which quantiles are read from, stay good.
 """
 
 from __future__ import annotations
@@ -105,8 +105,15 @@ class Survey:
         return _plan(dataclasses.replace(self, rules=Rules()), schema, pricing)
 
     def answer(self, plan: Plan, shard: Shard, stream: Stream) -> Answer:
-        """Noisy ``patients`` in the cells of all columns in order, how many ``cells`` each column has, and the ``errors`` of
-        its counts; names of the open columns' values that are told. To be called only after ``plan.event`` was charged.
+        """Noisy ``patients`` in the cells of all columns in order, and names of the open columns' values that are told.
+
+        Beside them are how many ``cells`` each column has, and the ``errors`` of its counts. To be called only after
+        ``plan.event`` was charged.
+
+        Args:
+            plan: As the method ``plan`` gives it.
+            shard: The hospital's records, of which training patients count.
+            stream: Draws the noise, and which codes and values a patient with many counts for.
         """
         found = [_column_answer(plan, column, shard, stream) for column in plan.columns]
         return Answer({
@@ -175,9 +182,11 @@ class Plan:
 
     @property
     def event(self) -> DpEvent:
-        """Gaussian releases, one a column, and the thresholds' delta. (Open columns: given a pair of neighbours, the values
-        that both have are a Gaussian release, and of those that one alone has, independently, none is told but with
-        probability ``threshold_delta``. Gopi et al. 2020, Theorem 5.1; Wilson et al. 2020, Section 3.1.)
+        """Gaussian releases, one a column, and the thresholds' delta.
+
+        Of an open column, given a pair of neighbours, the values that both have are a Gaussian release. Of the values that one
+        alone has, independently, none is told but with probability ``threshold_delta``. Gopi et al. 2020, Theorem 5.1;
+        Wilson et al. 2020, Section 3.1.
         """
         if self.noise_multiplier is None:
             return NonPrivateDpEvent()
@@ -237,8 +246,15 @@ def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> 
 
 
 def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints:
-    """(cells,) sums over the training patients, in grid points. One patient added or removed changes them by at most
-    ``FINE`` in L2; where patients are to choose among their codes, each does so by draws of its own.
+    """(cells,) sums over the training patients, in grid points.
+
+    One patient added or removed changes them by at most ``FINE`` in L2.
+
+    Args:
+        survey: What is asked.
+        column: One of its columns that are not open.
+        shard: The hospital's records.
+        stream: Where patients are to choose among their codes, each does so by draws of its own.
     """
     points, cells = survey.points(column), cell_count(column, survey.bins)
     rows = ~shard.is_test[shard.patient]
@@ -264,7 +280,14 @@ def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints
 
 
 def value_counts(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Mapping[str, int]:
-    """How many training patients have each value of an open column, of at most ``most`` values that each chooses."""
+    """How many training patients have each value of an open column.
+
+    Args:
+        survey: Says at most how many values each patient chooses.
+        column: The open column.
+        shard: The hospital's records.
+        stream: Draws which values a patient with more of them chooses.
+    """
     rows = ~shard.is_test[shard.patient]
     pairs: set[tuple[int, str]] = set()
     for cell, patient in zip(shard.cells[column.name][rows].tolist(), shard.patient[rows].tolist(), strict=True):

@@ -89,10 +89,18 @@ def combined_regression(
 ) -> CombinedRegression:
     """The regression of ``formula`` fitted to each set of a certificate and combined by its rule.
 
-    run: the one that the sets were drawn from, whose schema says what columns are. patients: as of ``analyse_sets``.
-    Only synthetic rows are read, so it is free.
-    Raises ConfigError for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``; DataError where a set
-    leaves a term without an estimate, and for sets of another run.
+    Only synthetic rows are read, so it costs no privacy.
+
+    Args:
+        run: The one that the sets were drawn from, whose schema says what columns are.
+        certificate: Of the sets.
+        formula: As of ``polyclinic regress``, as "died ~ age + C(region)".
+        family: As of ``polyclinic regress``.
+        patients: As of ``analyse_sets``.
+
+    Raises:
+        ConfigError: for a formula or a family as ``polyclinic regress`` does, and as ``analyse_sets``.
+        DataError: where a set leaves a term without an estimate, and for sets of another run.
     """
     of = Run.open(run)
     whole = of.schema()

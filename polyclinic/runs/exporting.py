@@ -35,10 +35,14 @@ _EXAMPLES = 3  # rows; torch takes 0 and 1 for special
 class Scorer(nn.Module):
     """A trained model from raw columns to predictions.
 
-    It takes a mapping of tensors by input name, all of the same number of rows: float64 numbers with NaN where missing; int64
-    places in the column's categories with -1 where missing, of columns with categories; of a code_set (rows, codes) 0/1. It gives
-    (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell that the
-    schema does not allow has NaN.
+    It takes a mapping of tensors by input name, all of the same number of rows:
+
+    - of numbers float64 with NaN where missing;
+    - of columns with categories int64 places in the column's categories with -1 where missing;
+    - of a code_set (rows, codes) 0/1.
+
+    It gives (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell
+    that the schema does not allow has NaN.
     """
 
     def __init__(

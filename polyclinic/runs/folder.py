@@ -111,7 +111,13 @@ class Run:
     def create(cls, config: RunConfig, *, comparison: bool = False, pictures: bool = True) -> Run:
         """A new folder under ``config.out`` with the resolved configuration and the coordinator's versions.
 
-        ``comparison``: the run is to be compared, which a resumed run must know too. ``pictures``: its report has them.
+        Args:
+            config: Of the run.
+            comparison: The run is to be compared, which a resumed run must know too.
+            pictures: Its report has them.
+
+        Raises:
+            ConfigError: where no folder can be made.
         """
         name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
         run = cls(Path(config.out).expanduser().resolve() / name, pictures)
@@ -393,12 +399,15 @@ class Run:
         self, summary: dict[str, Any], rows: Sequence[Record], arrays: Arrays, scale: Standardiser | None, schema: Schema,
         *, synthesizer: Synthesizer | None = None, predictions: pd.DataFrame | None = None,
     ) -> None:  # fmt: skip
-        """All results but the report, which goes last.
+        """Write all results but the report, which goes last.
 
         Args:
+            summary: The run's summary, as plain values.
             rows: The history's rows.
             arrays: The model's, by name.
-            scale: What the model's inputs are standardised by.
+            scale: What the model's inputs are standardised by; None where they are not.
+            schema: Of the run.
+            synthesizer: What draws synthetic patients, which gets a file of its own; None of a run without one.
             predictions: What hospitals let leave of held-out patients; its file is for its owner alone to read.
         """
         import pandas as pd

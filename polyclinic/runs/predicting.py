@@ -36,10 +36,13 @@ from polyclinic.types import Floats, Ints, Labels
 class Predicted:
     """The predictions of a table's rows, or of its patients where their visits are sequences.
 
-    scores: a row for each, and a column for each number that the run's objective predicts: the probability of each class, or a
-    number in the label's unit; NaN in the rows that have a cell which the schema does not allow. places: (predicted,) the other
-    rows. encoded: these rows before missing cells are filled, with labels as in a shard, None where none was read or the table
-    lacks one. patient: (predicted,) whose each is. notes: what of the table was left out or read otherwise.
+    scores: a row for each, and a column for each number that the run's objective predicts. It is the probability of each class,
+    or a number in the label's unit. Rows that have a cell which the schema does not allow have NaN.
+    places: (predicted,) the other rows.
+    encoded: these rows before missing cells are filled, with labels as in a shard, None where none was read or the table lacks
+    one.
+    patient: (predicted,) whose each is.
+    notes: what of the table was left out or read otherwise.
     """
 
     scores: pd.DataFrame
@@ -167,10 +170,12 @@ def held_out_table(
 ) -> pd.DataFrame:
     """Held-out predictions by hospital as one table: ``site``, ``patient``, ``label``, ``score_CLASS`` of each class, ``split``.
 
-    Of other labels ``score_COLUMN`` of each predicted number, and of several labels ``label_NAME`` of each. ``split`` is
-    "held-out", or which fold it is.
+    Of other labels ``score_COLUMN`` of each predicted number, and of several labels ``label_NAME`` of each.
 
-    sites: of each hospital patient numbers (rows,), labels as in a shard and predictions (rows, columns).
+    Args:
+        objective: What the model predicts.
+        split: Makes the column ``split``, which is "held-out", or which fold it is.
+        sites: Of each hospital patient numbers (rows,), labels as in a shard and predictions (rows, columns).
     """
     scored = [f"score_{name}" for name in objective.columns]
     parts = [

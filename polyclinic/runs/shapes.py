@@ -43,10 +43,14 @@ def shape_functions(run: Run) -> pd.DataFrame:
     """The run's shape functions, a row for each stretch of a number and for each category.
 
     Returns:
-        ``column``; ``low`` and ``high`` in its unit, or ``category`` ("missing" where the cell is); ``output``: of which of the
-        model's outputs; ``value``: what it adds there, 0 on average over patients; ``noise``: how uncertain it
-        is by the noise of training and the number of patients, as a standard deviation. A model of two classes has one output,
-        the logit of the second.
+        A table of these columns. A model of two classes has one output, the logit of the second.
+
+        - ``column``: its name;
+        - ``low``, ``high``: in its unit, of a number;
+        - ``category``: of others; "missing" where the cell is;
+        - ``output``: of which of the model's outputs;
+        - ``value``: what it adds there, 0 on average over patients;
+        - ``noise``: how uncertain it is by the noise of training and the number of patients, as a standard deviation.
 
     Raises:
         ConfigError: for a run whose model is not additive.

@@ -159,9 +159,9 @@ def _written(path: str) -> int:
 def simulated_delta(config: RunConfig) -> float:
     """The delta of a simulation: its own, or ``usual_delta`` of all its patients where it names none.
 
-    They are all patients of the dataset, held out or not, so that every split has the same delta; where
-    ``privacy.patients-per-site`` is public, so many at each hospital, which makes delta a function of public numbers. Else
-    the number of patients counts as public.
+    They are all patients of the dataset, held out or not, so that every split has the same delta. Where
+    ``privacy.patients-per-site`` is public, they are so many at each hospital, which makes delta a function of public numbers.
+    Else the number of patients counts as public.
     """
     if config.privacy.delta:
         return config.privacy.delta

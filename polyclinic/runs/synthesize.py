@@ -34,14 +34,23 @@ def synthesize(
 ) -> Path:  # fmt: skip
     """Draw records from the generator of a run, write them to ``out``, and return the path of their certificate.
 
-    folder: the run's, or one that holds a single run.
-    rows: in each set; or exactly so many of each value, as "arm=1:300,arm=0:200".
-    sets: independent tables, ``out`` with -01, -02 and so on before its ending. Each row is a patient of its own; it has
-    the schema's columns but site and those that are no feature. The same ``seed`` gives the same rows. Several sets of
-    ``marginals`` are each of a model drawn anew from the posterior, for rule 'full' (docs/synthesis/inference.md).
-    progress: told how many more rows are done.
     It costs no privacy: whatever the run's guarantee, and under its neighbouring relation, it holds for the rows as well.
-    Raises ConfigError or DataError before anything is written, and leaves no part of a file.
+    Each row is a patient of its own; it has the schema's columns but site and those that are no feature. An error leaves no
+    part of a file.
+
+    Args:
+        folder: The run's, or one that holds a single run.
+        rows: In each set; or exactly so many of each value, as "arm=1:300,arm=0:200".
+        out: The file to write, by its ending.
+        sets: Independent tables, ``out`` with -01, -02 and so on before its ending. Several sets of ``marginals`` are each of a
+            model drawn anew from the posterior, for rule 'full' (docs/synthesis/inference.md).
+        seed: The same seed gives the same rows.
+        force: Overwrites files that are there already.
+        progress: Called with how many more rows are done.
+
+    Raises:
+        ConfigError: before anything is written, for a value that cannot be.
+        DataError: before anything is written, for a run of which nothing can be drawn or certified.
     """
     out = Path(out)
     if out.suffix.lower() not in ENDINGS:

@@ -26,7 +26,13 @@ def table_frame(table: Mapping[str, Any], shown: bool = False) -> pd.DataFrame:
 
 
 def analysis_files(folder: Path, analysis: Mapping[str, Any], privacy: Mapping[str, Any]) -> dict[Path, Content]:
-    """What the files of an analysis hold, by path; nothing where it was refused."""
+    """The contents of an analysis' files, by path; nothing where it was refused.
+
+    Args:
+        folder: Where the files are to be.
+        analysis: As the summary has it, with its ``tables``.
+        privacy: What it cost, for the JSON file.
+    """
     if analysis["refused"]:
         return {}
     files: dict[Path, Content] = {folder / "analysis.json": json_text(dict(analysis) | {"privacy": privacy}, indent=2)}

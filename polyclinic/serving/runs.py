@@ -131,8 +131,10 @@ class Runs:
 
 
 def _finished(path: Path) -> Record:
-    """What a finished run's summary says in place of what was seen on the way: the records of real hospitals, and the largest
-    epsilon of any patient, trained on or held out. Nothing where there is none that can be read."""
+    """What a finished run's summary says in place of what was seen on the way; nothing where none can be read.
+
+    That is the records of real hospitals, and the largest epsilon of any patient, trained on or held out.
+    """
     try:
         size, content = _read(path, 0, _MOST_HISTORY)
         if size > _MOST_HISTORY:

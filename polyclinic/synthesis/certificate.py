@@ -103,10 +103,15 @@ def inference_of(
 ) -> dict[str, Any]:  # fmt: skip
     """Which rule of ``synthesis.combining`` gives intervals that hold, and for which analyses.
 
-    together: the pairs of columns that were measured together, of a generator that was drawn anew for each of several sets, and
-    of how many ``patients``, as far as the run released it. conditioned: whether rows are of values that were asked for: shares
-    are then what was asked, and no rule is right. several: columns that hold several codes, which may or may not have been
-    measured with one another.
+    Args:
+        summary: The run's summary.
+        sets: How many sets were drawn.
+        together: The pairs of columns that were measured together, of a generator that was drawn anew for each of
+            several sets; empty for another.
+        patients: Of how many patients the run was, as far as it released that; None where it did not.
+        conditioned: Whether rows are of values that were asked for: shares are then what was asked, and no rule is
+            right.
+        several: Columns that hold several codes, which may or may not have been measured with one another.
     """
     anew, counted = bool(together) and sets > 1, bool(together) and sets >= FEWEST_SETS and not conditioned
     private = privacy_of(summary) is not None or conditioned or anew
@@ -122,7 +127,13 @@ def inference_of(
 
 
 def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] = ()) -> list[str]:
-    """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set."""
+    """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set.
+
+    Args:
+        summary: The run's summary.
+        sets: How many sets were drawn.
+        together: As in ``inference_of``.
+    """
     if together:
         return [TRUST] if sets >= FEWEST_SETS else [UNDER_COVER_ANEW]
     # Under privacy no rule holds by which several sets of one model are combined, so that none is named.
@@ -136,9 +147,12 @@ def certificate(
 ) -> dict[str, Any]:
     """The certificate as JSON.
 
-    run: its folder's name.  digests: SHA-256 of ``synthesizer`` and ``ledger``.  drawn: what was asked for and made:
-    ``method``, ``rows``, ``sets``, ``seed``, ``inference`` (as ``inference_of``), ``conditions``,
-    ``schema``, ``columns``, ``left_out``, ``rules``, ``files``.
+    Args:
+        summary: The run's summary.
+        run: The name of the run's folder.
+        digests: SHA-256 of ``synthesizer`` and ``ledger``.
+        drawn: What was asked for and made: ``method``, ``rows``, ``sets``, ``seed``, ``inference`` (as
+            ``inference_of``), ``conditions``, ``schema``, ``columns``, ``left_out``, ``rules``, ``files``.
     """
     guarantee = guarantee_of(summary)
     shared = [SHARED] if summary.get("shared_noise") and privacy_of(summary) else []

@@ -63,19 +63,30 @@ class Combined:
 def combine(
     estimates: Values, variances: Values, rule: Rule = "partial", *, ratio: float = 1.0, complete_df: float = np.inf
 ) -> Combined:  # fmt: skip
-    """Combine the (m,) or (m, k) estimates of m tables and their variances (squared standard errors).
+    """Combines the (m,) or (m, k) estimates of m tables and their variances (squared standard errors).
 
-    ratio: rows of one synthetic table by rows of the real one, N / n. A table of more rows than the real one gives smaller
-    variances, though nothing more is known; N / n u is again that of n rows.
-      partial              T = N / n u + b / m,           (m - 1) (1 + m N / n u / b)^2 degrees of freedom
-      single               T = (N / n + 1 / m) u,         infinitely many
-      full                 T = (1 + 1 / m) b - u,         (m - 1) (1 - u / ((1 + 1 / m) b))^2; where T <= 0 the alternative
-                           N / n u (Reiter 2002, J. Official Statistics 18), with m - 1, ours, which is on the safe side
-      multiple-imputation  T = u + (1 + 1 / m) b,         (m - 1) (1 + u / ((1 + 1 / m) b))^2
-    complete_df: degrees of freedom of the analysis where no cell is missing, which lower those of rule multiple-imputation
-    (Barnard and Rubin 1999, Equation 3).
-    Neighbours, privacy: uses nothing but the tables, so it is free; privacy noise that all m tables share is in none of these.
-    Raises ConfigError for an unknown rule, fewer than 2 tables (1 for 'single'), or values that cannot be.
+    A table of more rows than the real one gives smaller variances, though nothing more is known; N / n u is again that
+    of n rows. With u the mean of the variances and b the variance of the estimates, the rules are these.
+
+    - partial: T = N / n u + b / m, with (m - 1) (1 + m N / n u / b)^2 degrees of freedom
+    - single: T = (N / n + 1 / m) u, infinitely many
+    - full: T = (1 + 1 / m) b - u, with (m - 1) (1 - u / ((1 + 1 / m) b))^2. Where T <= 0 the alternative N / n u
+        (Reiter 2002, J. Official Statistics 18), with m - 1, ours, which is on the safe side
+    - multiple-imputation: T = u + (1 + 1 / m) b, with (m - 1) (1 + u / ((1 + 1 / m) b))^2
+
+    Neighbours, privacy: uses nothing but the tables, so it is free; privacy noise that all m tables share is in none of
+        these.
+
+    Args:
+        estimates: (m,) or (m, k) estimates.
+        variances: Their variances, of the same shape.
+        rule: The combining rule.
+        ratio: Rows of one synthetic table by rows of the real one, N / n.
+        complete_df: Degrees of freedom of the analysis where no cell is missing, which lower those of rule
+            multiple-imputation (Barnard and Rubin 1999, Equation 3).
+
+    Raises:
+        ConfigError: The rule is unknown, there are fewer than 2 tables (1 for 'single'), or values cannot be.
     """
     if rule not in get_args(Rule):
         raise ConfigError(f"The combining rule is {rule!r}; allowed are {', '.join(get_args(Rule))}.")

@@ -89,7 +89,16 @@ def _values(column: Column, schema: Schema) -> tuple[str, ...]:
 
 
 def draw(synthesizer: Synthesizer, rows: int, rng: np.random.Generator) -> Iterator[Floats]:
-    """Pieces (n, D) of ``rows`` rows in all. Raises DataError where the generator gives no finite numbers."""
+    """Pieces (n, D) of ``rows`` rows in all.
+
+    Args:
+        synthesizer: What draws the rows.
+        rows: How many rows to draw.
+        rng: The source of random numbers.
+
+    Raises:
+        DataError: The generator gives no finite numbers.
+    """
     for first in range(0, rows, at_once := _piece(synthesizer.layout)):
         yield _sample(synthesizer, min(at_once, rows - first), rng)
 
@@ -97,7 +106,13 @@ def draw(synthesizer: Synthesizer, rows: int, rng: np.random.Generator) -> Itera
 def draw_where(synthesizer: Synthesizer, condition: Condition, rng: np.random.Generator) -> Iterator[Floats]:
     """Pieces of exactly the condition's rows: of a label by asking for it, else by throwing away the others.
 
-    Raises ConfigError where the value is so rare that it would take more than 100 rows for each wanted one, and 100,000.
+    Args:
+        synthesizer: What draws the rows.
+        condition: The column, its value, and how many rows of it are wanted.
+        rng: The source of random numbers.
+
+    Raises:
+        ConfigError: The value is so rare that it would take more than 100 rows for each wanted one, and 100,000.
     """
     layout = synthesizer.layout
     by_label = condition.column == layout.schema.label.name and layout.hospitals == 1

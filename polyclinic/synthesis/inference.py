@@ -21,8 +21,11 @@ Analysis = Callable[[pd.DataFrame], tuple[Any, Any]]
 
 @dataclass(frozen=True, eq=False)
 class Inference:
-    """What the sets say together. apart: the pairs of its variables that were not measured together, of which the model made up
-    how they depend on each other; a column of several codes pairs with itself, for its codes depend on each other too."""
+    """What the sets say together.
+
+    apart: the pairs of its variables that were not measured together, of which the model made up how they depend on
+        each other. A column of several codes pairs with itself, for its codes depend on each other too.
+    """
 
     combined: Combined
     apart: tuple[tuple[str, str], ...]
@@ -37,14 +40,21 @@ def analyse_sets(
     certificate: str | Path, variables: Sequence[str], analysis: Analysis, patients: float | None = None,
     run: Mapping[str, Path] | None = None,
 ) -> Inference:  # fmt: skip
-    """Apply ``analysis`` to each set of a certificate and combine what it gives by the certificate's rule.
+    """Applies ``analysis`` to each set of a certificate and combines what it gives by the certificate's rule.
 
-    certificate: its file, or that of one of its sets.
-    variables: the columns that the analysis uses; each set is read with these alone. Only the sets are looked at, so it is free.
-    patients: of how many the run was, where the certificate does not say. run: files ``synthesizer`` and ``ledger`` of the run
-    that the sets must be of; None takes any. certificate: itself, or one of its sets.
-    Raises ConfigError for a certificate that names no rule, or a column that the sets have not; DataError for a set that is
-    missing or was changed, and for sets of another run.
+    Only the sets are looked at, so it is free.
+
+    Args:
+        certificate: The certificate's file, or that of one of its sets.
+        variables: The columns that the analysis uses; each set is read with these alone.
+        analysis: Gives an estimate and its variance, or several of each, for one set.
+        patients: Of how many patients the run was, where the certificate does not say.
+        run: Files ``synthesizer`` and ``ledger`` of the run that the sets must be of; None takes any.
+
+    Raises:
+        ConfigError: The certificate names no rule, the number of patients is missing or another, or the sets lack a
+            column.
+        DataError: A set is missing or was changed, or the sets are of another run.
     """
     path = Path(verify(certificate)["certificate"])
     checked = {one["file"]: one["state"] for one in verify(path, run)["checked"]}

@@ -45,10 +45,17 @@ class Layout:
 
     @classmethod
     def of(cls, schema: Schema, hospitals: int = 1, label_may_be_number: bool = False) -> Layout:
-        """The layout of rows that say of which of so many ``hospitals`` they are; 0 or 1: they are of all alike.
+        """The layout of a schema's rows.
 
-        Raises ConfigError for a schema whose cells cannot be generated: an open vocabulary, features of missingness, or a label
-        without classes, where it may not be a number."""
+        Args:
+            schema: The public schema.
+            hospitals: Rows say of which of so many hospitals they are; 0 or 1: they are of all alike.
+            label_may_be_number: Whether a label without classes is allowed.
+
+        Raises:
+            ConfigError: The schema's cells cannot be generated: an open vocabulary, features of missingness, or a label
+                without classes, where it may not be a number.
+        """
         label = schema.label
         if not (schema.has_classes or (label_may_be_number and label.kind in _NUMBERS)):
             raise ConfigError(
@@ -141,10 +148,15 @@ class Layout:
         return low, high
 
     def rows(self, x: Floats, y: Labels, hospital: int = 0) -> Floats:
-        """(n, D) of (n, F) encoded features, NaN where missing, and (n,) labels, classes or numbers in the label's unit, at the
-        hospital of this number.
+        """(n, D) rows of encoded features and labels.
 
-        Raises ConfigError for a hospital that is not one of ``hospitals``.
+        Args:
+            x: (n, F) encoded features, NaN where missing.
+            y: (n,) labels, classes or numbers in the label's unit.
+            hospital: The number of the hospital of all rows, from 0.
+
+        Raises:
+            ConfigError: The hospital is not one of ``hospitals``.
         """
         if self.hospitals > 1 and not 0 <= hospital < self.hospitals:
             raise ConfigError(f"hospital is {hospital}; this layout has {self.hospitals} of them, from 0.")

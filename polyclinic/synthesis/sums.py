@@ -24,8 +24,10 @@ ANSWERED = "answered"
 
 
 class SumsMethod(Protocol):
-    """A method of ``rounds`` sums. ``state`` holds what was made of the sums so far, all of it public; it begins with
-    ``classes``, (K,) frequencies of the label. ``patients`` in it is how many the last sum was of, by what is public.
+    """A method of ``rounds`` sums.
+
+    Its ``state`` holds what was made of the sums so far, all of it public; it begins with ``classes``, (K,) frequencies
+    of the label. The entry ``patients`` is how many the last sum was of, by what is public.
     """
 
     @property
@@ -46,11 +48,26 @@ class SumsMethod(Protocol):
         ...
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) what each patient adds; of a patient with several rows in (n, D) ``z`` their mean."""
+        """(patients, size) what each patient adds; of a patient with several rows their mean.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         ...
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each of its entries."""
+        """The next state.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         ...
 
 
@@ -65,7 +82,17 @@ class SynthesisMethod(SumsMethod, Protocol):
 def clipped_total(
     method: SumsMethod, round: int, question: Arrays, z: Floats, patient: Ints, patients: int, apart: bool = False
 ) -> Floats:
-    """(size,) sum of the patients' vectors of ``round``, as ``privacy.sums.clipped_total``."""
+    """(size,) sum of the patients' vectors of ``round``, as ``privacy.sums.clipped_total``.
+
+    Args:
+        method: What makes the vectors.
+        round: The round, from 1 on.
+        question: What the method's ``question`` gave for the round.
+        z: (n, D) rows of the layout.
+        patient: (n,) the patient of each row.
+        patients: The number of patients.
+        apart: As in ``privacy.sums.clipped_total``: each patient's vector is computed by itself.
+    """
     contributions = partial(method.contributions, round, question)
     return sums.clipped_total(contributions, method.size(round, question), z, patient, patients, method.name, apart)
 
@@ -79,9 +106,17 @@ def class_frequencies(counts: Floats) -> Floats:
 def fit_centrally(
     method: SynthesisMethod, z: Floats, patient: Ints, patients: int, noise_multiplier: float, rng: np.random.Generator,
 ) -> Synthesizer:  # fmt: skip
-    """All rounds over one table, as a trusted curator would; each round's sum has Gaussian noise of ``noise_multiplier``.
+    """Fits a method over one table, as a trusted curator would; each round's sum has Gaussian noise.
 
-    The frequencies of classes are had with the same noise, as one more release. Not private at noise 0.
+    The frequencies of classes are released with the same noise, as one more release. Not private at noise 0.
+
+    Args:
+        method: The method, of which all rounds are taken.
+        z: (n, D) rows of the layout.
+        patient: (n,) the patient of each row.
+        patients: The number of patients.
+        noise_multiplier: Standard deviation of the noise in each sum of vectors of length at most 1.
+        rng: The source of the noise.
     """
     label = sums.mean_of_rows(z[:, method.layout.label], patient, patients).sum(axis=0)
     classes = class_frequencies(label + noise_multiplier * rng.standard_normal(len(label)))

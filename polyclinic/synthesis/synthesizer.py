@@ -27,7 +27,13 @@ class Synthesizer(Protocol):
     def layout(self) -> Layout: ...
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D); of the given (rows,) classes, or of classes by its own frequencies."""
+        """(rows, D) drawn rows.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by the synthesizer's own frequencies.
+        """
         ...
 
     def arrays(self) -> Arrays:
@@ -67,7 +73,13 @@ def described(synthesizer: Synthesizer) -> dict[str, Any]:
 
 
 def made_again(layout: Layout, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Synthesizer:
-    """The synthesizer of ``described`` and ``arrays``. Its class is imported by name, which is code."""
+    """The synthesizer of ``described`` and its arrays. Its class is imported by name, which is code.
+
+    Args:
+        layout: The layout of the rows.
+        told: What ``described`` gave: ``kind`` and ``options``.
+        arrays: The arrays by name.
+    """
     module, _, name = str(told["kind"]).partition(":")
     make: Callable[..., Synthesizer] = getattr(import_module(module), name).load
     return make(layout, arrays, told["options"])

@@ -65,9 +65,17 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
 
 
 def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-    """Raises ConfigError when a call of ``train`` would refuse this model or these arrays; costs no privacy.
+    """Checks that a call of ``train`` would not refuse this model or these arrays; costs no privacy.
 
-    private: Whether patients must be kept apart. Without privacy a model may do with a batch what torch can train.
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        features: The width of a row.
+        engine: How per-patient gradients are computed; "auto" takes the fastest that the module allows.
+        private: Whether patients must be kept apart. Without privacy a model may do with a batch what torch can train.
+
+    Raises:
+        ConfigError: ``train`` would refuse them.
     """
     if private:
         check_behaviour(build, arrays, features)
@@ -79,8 +87,15 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
 
     All engines give the same update within rounding; ``settings.engine`` says which, or "auto" takes the fastest that
     the module allows.
-    Raises ConfigError for a module that mixes patients or that the engine cannot take, or a private call without
-    ``public_patients``.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays, from which all sites start.
+        work: Each site's part.
+        settings: The settings of the round.
+
+    Raises:
+        ConfigError: The module mixes patients, the engine cannot take it, or a private call lacks ``public_patients``.
     """
     if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
         raise ConfigError("public_patients is missing: a private batch sum needs a public divisor.")
@@ -101,8 +116,13 @@ def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: Tr
 def evaluate(
     build: Builder, arrays: Arrays, rows: Sequence[Rows], predict: Callable[[Tensor], Tensor] | None = None
 ) -> list[np.ndarray]:
-    """Each site's (rows, columns) float64 predictions under the model ``arrays``: what ``predict`` makes of its outputs, by
-    default (rows, classes) probabilities.
+    """Each site's (rows, columns) float64 predictions under the model ``arrays``.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        rows: Each site's rows.
+        predict: Makes predictions of the module's outputs; by default (rows, classes) probabilities.
     """
     module, predict = load(build, arrays).eval(), predict or probabilities
     dtype = next(module.parameters()).dtype
@@ -136,22 +156,52 @@ class Towards:
         return event(settings, begun)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """As the task does; raises ConfigError also for losses or predictions that mix rows."""
+        """As the task does; also losses and predictions must not mix rows.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            features: The width of a row.
+            engine: How per-patient gradients are computed.
+            private: Whether patients must be kept apart.
+
+        Raises:
+            ConfigError: The task would refuse the model, or losses or predictions mix rows.
+        """
         check(build, arrays, features, engine, private)
         check_rows_apart(self.objective)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
-        """As the task does, with the objective's loss."""
+        """As the task does, with the objective's loss.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays, from which all sites start.
+            work: Each site's part.
+            settings: The settings of the round, whose loss is replaced.
+        """
         return train(build, arrays, work, replace(settings, loss=self.objective.loss))
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, columns) float64 predictions."""
+        """Each site's (rows, columns) float64 predictions.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            rows: Each site's rows.
+        """
         return evaluate(build, arrays, rows, self.probabilities)
 
     def canary_losses(self, build: Builder, arrays: Arrays, rows: Rows) -> np.ndarray:
-        """(rows,) the losses of an audit's canaries."""
+        """(rows,) the losses of an audit's canaries.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            rows: The canaries.
+        """
         (predictions,) = self.evaluate(lambda: build().double(), arrays, [rows])
         return self.objective.losses_of(predictions, rows.y)
 

@@ -42,6 +42,8 @@ def fit(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arr
 
     Args:
         task: Its ``train`` takes full-batch or Adam's steps on the mean over patients of their rows' mean loss.
+        build: Makes the model's module.
+        first: The model's arrays at the start.
         rows: Standardised by ``scale_of``.
         seed: Of the patients held out for early stopping, and of batches.
     """

@@ -1,7 +1,8 @@
 """Density estimation at a hospital: private steps of a flow on every patient's rows, as of a classifier.
 
-Neighbouring relation: add or remove one patient. What spreads 0/1 and whole numbers and fills missing cells is drawn anew in
-every round, row by row, of nothing but the record, the model that the round begins with and the site's own stream.
+Neighbouring relation: add or remove one patient. The numbers that spread 0/1 and whole numbers and fill missing cells
+are drawn anew in every round, row by row. They are drawn of nothing but the record, the model that the round begins
+with and the site's own stream.
 """
 
 from __future__ import annotations
@@ -45,17 +46,41 @@ class DensityTask(Judged):
     event = staticmethod(classification.event)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for a flow that mixes patients, or that does not fit the arrays."""
+        """Checks that the flow does not mix patients, and that it fits the arrays.
+
+        Args:
+            build: Makes the flow.
+            arrays: The flow's arrays.
+            features: Of no weight here: the recipe has the width of a row.
+            engine: How per-patient gradients are computed.
+            private: Of no weight here: patients are always kept apart.
+
+        Raises:
+            ConfigError: It mixes patients or does not fit.
+        """
         classification.check(build, arrays, self.recipe.width, engine)
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
-        """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once."""
+        """Each site's flow after its steps. All rows of a patient are in a batch together; their gradient is clipped once.
+
+        Args:
+            build: Makes the flow.
+            arrays: The flow's arrays, from which all sites start.
+            work: Each site's part.
+            settings: The settings of the round, whose loss is replaced.
+        """
         return classification.train(build, arrays, self.shown(build, arrays, work), replace(settings, loss=DENSITY))
 
     def shown(self, build: Builder, arrays: Arrays, work: Sequence[SiteWork]) -> list[SiteWork]:
-        """The sites with rows as the flow sees them, which begins with ``arrays``, or with those of a site's own."""
+        """The sites with rows as the flow sees them.
+
+        Args:
+            build: Makes the flow.
+            arrays: The arrays with which the flow begins, but for those of a site's own.
+            work: Each site's part.
+        """
         shared = _Laws(self.recipe, build, arrays)
         return [
             replace(
@@ -86,9 +111,14 @@ class _Laws(dict[int, Law]):
 
 
 def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int = 0, laws: Laws | None = None) -> Rows:
-    """Encoded records of the hospital of this number as a flow sees them: (n, V) in its coordinates; the same patients.
+    """Encoded records as a flow sees them: (n, V) in its coordinates; the same patients.
 
-    laws: what missing cells are drawn from, by class; the standard normal where there are none.
+    Args:
+        recipe: The flow's recipe, with its coordinates.
+        rows: The encoded records.
+        rng: The source of what spreads cells.
+        hospital: The number of the records' hospital, from 0.
+        laws: What missing cells are drawn from, by class; the standard normal where there are none.
     """
     v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng, laws)
     return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)

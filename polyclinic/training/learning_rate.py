@@ -22,10 +22,16 @@ def usual_rate(
 ) -> float:
     """The learning rate at which noise carries a parameter of the mean model by 0.35 over all ``steps``.
 
-    It is at most 0.7 / max_grad_norm. patients: of all ``sites`` of a round. Each adds noise of noise_multiplier *
-    max_grad_norm to a batch's sum, which sample_rate * patients divides in the mean, and momentum repeats every step
-    1 / (1 - momentum) times. Without privacy it is 0.2. Optimizers that scale gradients by themselves have a rate of their
-    own: 0.1, and 0.03 for RMSprop. longest: of a step that momentum repeats, rate / (1 - momentum), over the clipping norm.
+    It is at most 0.7 / max_grad_norm. Each site adds noise of noise_multiplier * max_grad_norm to a batch's sum. In the
+    mean sample_rate * patients divides it, and momentum repeats every step 1 / (1 - momentum) times. Without privacy
+    the rate is 0.2. Optimizers that scale gradients by themselves have a rate of their own: 0.1, and 0.03 for RMSprop.
+
+    Args:
+        settings: The settings of a round.
+        steps: The number of steps of the whole run.
+        patients: The number of patients of all ``sites`` of a round.
+        sites: The number of sites of a round.
+        longest: The longest step that momentum repeats, rate / (1 - momentum), over the clipping norm.
     """
     if settings.optimizer != "sgd":
         return _ADAPTIVE[settings.optimizer]

@@ -93,15 +93,28 @@ class Sites(ABC):
 
     @abstractmethod
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
-        """(S, P) The next noisy mean gradient of the pass ``name`` at ``models``, (S, P).
+        """(S, P) The next noisy mean gradient of a pass at ``models``.
 
         Under differential privacy each patient's gradient is clipped and the noise is added before a half sees it.
-        Raises RuntimeError for a gradient more than the pass was charged for.
+
+        Args:
+            models: (S, P) one model for each site.
+            name: The pass; the steps of the run's configuration by default.
+            penalty: A term of the losses; none by default.
+
+        Raises:
+            RuntimeError: A gradient more than the pass was charged for.
         """
 
     @abstractmethod
     def step(self, models: Tensor, gradient: Tensor, name: str = "") -> Tensor:
-        """(S, P) The models after one step of the pass's optimizer along ``gradient``; both are left as they are."""
+        """(S, P) The models after one step of the pass's optimizer along ``gradient``; both are left as they are.
+
+        Args:
+            models: (S, P) one model for each site.
+            gradient: (S, P) the gradient of each.
+            name: The pass; the steps of the run's configuration by default.
+        """
 
     @abstractmethod
     def own(self) -> Tensor:
@@ -177,8 +190,15 @@ class LocalHalf:
         return Trained(models)
 
     def check_returned(self, trained: Trained, like: Tensor) -> None:
-        """Raises TypeError, ValueError or RuntimeError for what a round returned in another form than ``Trained`` has, or beside
-        what the class says that it keeps and sends. ``like``: (S, P), as models are."""
+        """Checks that a round returned what ``Trained`` has and what the class says that it keeps and sends.
+
+        Args:
+            trained: What the round returned.
+            like: (S, P), as models are.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: It returned another form, or something beside.
+        """
         name = f"{type(self).__qualname__}.round"
         if not isinstance(trained, Trained):
             raise TypeError(f"{name} must return Trained(models), not a {type(trained).__name__}")

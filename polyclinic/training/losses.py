@@ -28,16 +28,32 @@ Pair = tuple[Tensor, Tensor]
 
 
 def row_losses(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    """(n,) losses of (n, O) outputs and (n,) labels; differentiable. Raises ConfigError as ``check_loss`` does."""
+    """(n,) losses of outputs and labels; differentiable.
+
+    Args:
+        loss: A name of a loss, or an objective.
+        outputs: (n, O) the module's outputs.
+        labels: (n,) labels.
+
+    Raises:
+        ConfigError: As ``check_loss``.
+    """
     check_loss(loss, outputs.shape[-1])
     return loss.losses(outputs, labels) if isinstance(loss, Objective) else _DIFFERENTIABLE[loss](outputs, labels)
 
 
 def losses_and_gradients(loss: Loss, outputs: Tensor, labels: Tensor) -> Pair:
-    """(...) losses of (..., O) outputs and (...) labels, and their gradients at the outputs, (..., O).
+    """(...) losses of outputs and labels, and their gradients at the outputs, (..., O).
 
-    They are in closed form, but for an objective, whose losses are differentiated at the outputs. Raises ConfigError as
-    ``check_loss`` does.
+    They are in closed form, but for an objective, whose losses are differentiated at the outputs.
+
+    Args:
+        loss: A name of a loss, or an objective.
+        outputs: (..., O) the module's outputs.
+        labels: (...) labels.
+
+    Raises:
+        ConfigError: As ``check_loss``.
     """
     check_loss(loss, outputs.shape[-1])
     if not isinstance(loss, Objective):

@@ -154,7 +154,14 @@ def matching_arrays(module: nn.Module, patterns: str) -> list[str]:
 def check_outputs(build: Builder, arrays: Arrays, features: int, outputs: Collection[int]) -> Tensor:
     """What the module makes of (7, features) made-up rows.
 
-    Raises ConfigError unless that is one (7, O) tensor of real numbers, O among ``outputs``, that the module's parameters change.
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        features: The width of a row.
+        outputs: The numbers of outputs O that are allowed.
+
+    Raises:
+        ConfigError: That is not one (7, O) tensor of real numbers that the module's parameters change.
     """
     module, allowed = load(build, arrays).train(), " or ".join(f"(7, {number})" for number in outputs)
     rows = torch.linspace(-1, 1, 7 * features).reshape(7, features)
@@ -217,12 +224,20 @@ def _refused_by_opacus(module: nn.Module) -> list[Any]:
 
 
 def check_behaviour(build: Builder, arrays: Arrays, features: int) -> None:
-    """Raises ConfigError for arrays that do not fit, and for a module that mixes patients or remembers them.
+    """Checks that the arrays fit, and that the module neither mixes patients nor remembers them.
 
-    Besides the module's parts its behaviour is probed in float64 on made-up batches of 1, 2 and 7 rows: outputs and
-    gradients of rows together must be those of each row alone, and what was seen in earlier batches may change neither
-    them nor any parameter or buffer. Each parameter is moved a little: where two layers begin at zero, neither shows what the
-    other does. A probe can find carelessness; it cannot prove that code written to deceive behaves.
+    Besides the module's parts its behaviour is probed in float64 on made-up batches of 1, 2 and 7 rows. Outputs and
+    gradients of rows together must be those of each row alone. What was seen in earlier batches may change neither them
+    nor any parameter or buffer. Each parameter is moved a little: where two layers begin at zero, neither shows what
+    the other does. A probe can find carelessness; it cannot prove that code written to deceive behaves.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        features: The width of a row.
+
+    Raises:
+        ConfigError: The arrays do not fit, or the module mixes or remembers patients.
     """
     module = load(build, arrays)
     check_module(module)

@@ -43,7 +43,15 @@ class Pooled:
         return price(settings)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """As the task does."""
+        """As the task does.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            features: The width of a row.
+            engine: How per-patient gradients are computed.
+            private: Whether patients must be kept apart.
+        """
         self.task.check(build, arrays, features, engine, private)
 
     def train(
@@ -52,6 +60,13 @@ class Pooled:
         """Each site's ``arrays`` less its sum of clipped gradients, without noise, in float64.
 
         A float32 would round the sums of two neighbours apart by more than one patient's part is worth.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            work: Each site's part.
+            settings: The settings of the round; learning rate, noise, weight decay and the strategy's half are
+                replaced.
         """
         exact = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in arrays.items()}
         alone = [replace(site, public_patients=1.0) for site in work]
@@ -63,5 +78,11 @@ class Pooled:
         )
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """As the task does."""
+        """As the task does.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            rows: Each site's rows.
+        """
         return self.task.evaluate(build, arrays, rows)

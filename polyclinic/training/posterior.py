@@ -31,7 +31,13 @@ Make = Callable[[Likelihood, Floats, Floats], Method]
 def chosen_method(given: Mapping[str, Any], rounds: int, seed: int) -> tuple[Make, dict[str, Any]]:
     """The method that ``posterior.options`` choose, and the options that are left to the likelihood.
 
-    seed: of what is public. Raises ConfigError for an unknown method, or an option of one that is out of range.
+    Args:
+        given: The options by name.
+        rounds: The number of rounds.
+        seed: The seed of what is public.
+
+    Raises:
+        ConfigError: The method is unknown, or an option of one is out of range.
     """
     options = dict(given)
     name = options.pop("method", "gauss-newton")
@@ -68,7 +74,18 @@ class PosteriorSums:
         return self.method.width
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) means of the rows' vectors. Raises ConfigError for arrays that are not of this many parameters."""
+        """(patients, size) means of the rows' vectors.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question's arrays are not of this many parameters.
+        """
         for name, shape in self.method.shapes.items():
             value = question.get(name)
             if value is None or value.shape != shape or value.dtype != np.float64:
@@ -76,7 +93,14 @@ class PosteriorSums:
         return mean_of_rows(self.method.contributions(question, z[:, self.places]), patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state; ``patients`` in ``state`` says of how many the mean is."""
+        """The next state; ``patients`` in ``state`` says of how many the mean is.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         return self.method.absorb(round, self._begun(state), mean, noise)
 
     def result(self, state: Arrays) -> dict[str, Any]:
@@ -106,9 +130,18 @@ def posterior_sums(
     make: Callable[..., Any], layout: Layout, text: str, options: Mapping[str, Any], prior: tuple[list[float], list[float]],
     method: Make,
 ) -> PosteriorSums:  # fmt: skip
-    """The method of what ``make`` gives with ``options``: a likelihood of the columns in ``text``, where it takes any.
+    """The method of what ``make`` gives with ``options``.
 
-    prior: means and standard deviations, one for all parameters or one for each. Raises ConfigError naming what cannot be.
+    Args:
+        make: Makes a likelihood, of columns where it takes any.
+        layout: The layout of the rows.
+        text: The columns, as ``posterior.columns`` has them; empty where the model has its own.
+        options: The likelihood's options.
+        prior: Means and standard deviations, one for all parameters or one for each.
+        method: Makes the method of a likelihood and its prior.
+
+    Raises:
+        ConfigError: Something cannot be; the message names it.
     """
     named = "columns" in signature(make).parameters
     if text and not named:

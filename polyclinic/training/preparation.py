@@ -77,7 +77,16 @@ class PatientSums:
 
 
 def check_imputation(imputation: str, schema: Schema, imputer: Imputer | None) -> None:
-    """Raises ConfigError where a schema, or an imputer, has not what ``imputed`` needs."""
+    """Checks that the schema and the imputer have what ``imputed`` needs.
+
+    Args:
+        imputation: How missing cells are filled.
+        schema: The public schema.
+        imputer: What "chained" fills cells by; None where there is none.
+
+    Raises:
+        ConfigError: Something is missing.
+    """
     if imputation == "constant":
         check_fills(schema)
     if imputation == "chained":
@@ -91,8 +100,14 @@ def check_imputation(imputation: str, schema: Schema, imputer: Imputer | None) -
 def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed: int = 0) -> tuple[Rows, Rows]:
     """The training and the held-out rows with missing cells as ``imputation`` says; NaN stays where it means the mean.
 
-    Every way but "mice" makes of a row what is a function of that row and of public or paid numbers; "mice" is fitted to the
-    training rows, and what is trained on its rows has no epsilon.
+    Every way but "mice" makes of a row what is a function of that row and of public or paid numbers. Way "mice" is
+    fitted to the training rows, and what is trained on its rows has no epsilon.
+
+    Args:
+        shard: The hospital's rows.
+        imputation: How missing cells are filled.
+        imputer: What "chained" fills cells by.
+        seed: The seed of "mice".
     """
     train, test, schema = shard.train, shard.test, shard.schema
     if imputation == "mice":
@@ -104,7 +119,14 @@ def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed:
 
 
 def filled(x: Floats, schema: Schema, imputation: str, imputer: Imputer | None) -> Floats:
-    """(rows, features) encoded rows with missing cells as ``imputation`` says, of each row by itself; not "mice"."""
+    """(rows, features) encoded rows with missing cells as ``imputation`` says, of each row by itself; not "mice".
+
+    Args:
+        x: (rows, features) encoded rows, NaN where missing.
+        schema: The public schema.
+        imputation: How missing cells are filled.
+        imputer: What "chained" fills cells by; None where there is none.
+    """
     if imputation == "constant":
         return constants(x, schema)
     return imputer.fill(x, schema) if imputation == "chained" and imputer is not None else x

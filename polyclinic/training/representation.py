@@ -32,8 +32,18 @@ def check_representation(module: nn.Module) -> None:
 
 
 def check_penalised(build: Builder, arrays: Arrays, features: int, engine: str = "auto") -> None:
-    """Raises ConfigError for a module that names no representation, one whose representation mixes patients, and for an engine
-    that takes no penalty."""
+    """Checks that a penalty on the module's representation can be computed.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        features: The width of a row.
+        engine: How per-patient gradients are computed.
+
+    Raises:
+        ConfigError: The module names no representation, its representation mixes patients, or the engine takes no
+            penalty.
+    """
     from polyclinic.training.stacked.engines import choose  # it imports this module
 
     check_representation(build())
@@ -72,7 +82,13 @@ def represented(module: nn.Module) -> Iterator[Call]:
 
 
 def represent_by(module: nn.Module, flat: Tensor, x: Tensor) -> Tensor:
-    """(rows, width) what the module with the parameters ``flat``, (P,), makes of ``x``; its own are left as they are."""
+    """(rows, width) what the module makes of rows with other parameters; its own are left as they are.
+
+    Args:
+        module: The module, which names its representation.
+        flat: (P,) the parameters.
+        x: (rows, features) rows.
+    """
     with represented(module) as call:
         return call(lambda: functional_call(module, split_flat(flat, module), (x,)))[1]
 
@@ -81,9 +97,16 @@ def penalised_losses(
     module: nn.Module, run: Callable[[], Tensor], x: Tensor, y: Tensor, loss: Loss, penalty: Penalty | None,
     others: Sequence[Tensor],
 ) -> Tensor:  # fmt: skip
-    """(rows,) losses of the module's outputs, which ``run`` makes of ``x``, and the penalty's term where there is one.
+    """(rows,) losses of the module's outputs, and the penalty's term where there is one.
 
-    others: the penalty's models of one hospital, (P,) each.
+    Args:
+        module: The module, which names its representation where there is a penalty.
+        run: Makes the outputs of ``x``.
+        x: (rows, features) rows.
+        y: (rows,) labels.
+        loss: A name of a loss, or an objective.
+        penalty: The penalty; None for none.
+        others: The penalty's models of one hospital, (P,) each.
     """
     if penalty is None:
         return row_losses(loss, run(), y)

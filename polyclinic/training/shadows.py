@@ -22,9 +22,17 @@ def train_shadows(
 ) -> list[Arrays]:  # fmt: skip
     """Federated averages of the task's own training, from ``arrays`` on: one for each shadow model.
 
-    hospitals: all patients of each, and who takes part, (shadows, patients). The settings' noise and batches are
-    each shadow's own. A hospital weighs as many patients as take part there, as in federated averaging, whatever the run's
-    strategy.
+    The settings' noise and batches are each shadow's own. A hospital weighs as many patients as take part there, as in
+    federated averaging, whatever the run's strategy.
+
+    Args:
+        task: The task of the run.
+        build: Makes the model's module.
+        arrays: The model's arrays, from which all shadows start.
+        hospitals: All patients of each, and who takes part, (shadows, patients).
+        settings: The settings of a round.
+        rounds: The number of rounds.
+        seed: The seed of batches and noise.
     """
     shadows = range(len(hospitals[0][1]))
     rows = [[part.of_patients(inside[shadow]) for part, inside in hospitals] for shadow in shadows]

@@ -55,7 +55,13 @@ class Judged:
     """A task whose rounds end in synthetic rows."""
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows."""
+        """Each site's (rows, classes) probabilities under a logistic regression that was fitted to synthetic rows.
+
+        Args:
+            build: Of no weight here.
+            arrays: The regression's arrays.
+            rows: Each site's rows.
+        """
         return judged(arrays, rows)
 
 
@@ -90,7 +96,18 @@ class SumsTask(Judged):
         return sum_event(settings)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for a model: a sum is asked for without one."""
+        """Checks that there is no model: a sum is asked for without one.
+
+        Args:
+            build: Of no weight here.
+            arrays: Must be empty.
+            features: Of no weight here.
+            engine: Of no weight here.
+            private: Of no weight here.
+
+        Raises:
+            ConfigError: There are arrays.
+        """
         if arrays:
             raise ConfigError(f"A round of sums has no model, but the message holds {', '.join(sorted(arrays))}.")
 
@@ -99,7 +116,14 @@ class SumsTask(Judged):
     ) -> list[SiteUpdate]:
         """Each site's noisy sum by its number of patients, so that the mean by these numbers is that of all patients.
 
-        Raises ConfigError for a private call without ``public_patients``.
+        Args:
+            build: Of no weight here.
+            arrays: Of no weight here: a sum has no model.
+            work: Each site's part.
+            settings: The settings of the round.
+
+        Raises:
+            ConfigError: A private call lacks ``public_patients``.
         """
         if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
             raise ConfigError("public_patients is missing: a private sum needs a public divisor.")
@@ -138,8 +162,11 @@ class SumsTask(Judged):
         self._probe()
 
     def _probe(self) -> None:
-        """Raises ConfigError unless made-up patients of one, two and four records have vectors of finite numbers and the sum's
-        size, the same together as alone: else a question could fail by what a hospital's patients are like."""
+        """Checks the question on made-up patients of one, two and four records.
+
+        Their vectors must be of finite numbers and of the sum's size, the same together as alone. Else a question could
+        fail by what a hospital's patients are like. Raises ConfigError where they are not.
+        """
         method, given = self.method, self._given
         layout, rng, patient = method.layout, np.random.default_rng(0), np.repeat([0, 1, 2], [1, 2, 4])
         z = layout.rows(rng.uniform(-1, 1, (7, layout.features)), layout.some_labels(7))
@@ -169,8 +196,9 @@ class SumsTask(Judged):
 class ExactSumsTask(SumsTask):
     """``SumsTask`` whose sums without privacy are of vectors as they are, none of them clipped.
 
-    Its method may have a function ``refusal(round, question, z, patient, patients)``, with the arguments of ``contributions``: it
-    is asked only where no noise is added, and a sentence that is not empty keeps the hospital's sum at the hospital.
+    Its method may have a function ``refusal(round, question, z, patient, patients)``, with the arguments of
+    ``contributions``. It is asked only where no noise is added, and a sentence that is not empty keeps the hospital's
+    sum at the hospital.
     """
 
     def _update(self, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
@@ -190,8 +218,11 @@ class ExactSumsTask(SumsTask):
 class GameTask(Judged):
     """A round is steps of a game's critic on every patient's real rows and as many generated ones of the same labels.
 
-    Each step has generated rows of its own. ``question``: the generator's arrays. ``clips``: whether the critic's weights are
-    kept within the game's bound here; where hospitals send gradients, the server does it.
+    Each step has generated rows of its own.
+
+    question: the generator's arrays.
+    clips: whether the critic's weights are kept within the game's bound here; where hospitals send gradients, the
+        server does it.
     """
 
     game: Game
@@ -222,7 +253,18 @@ class GameTask(Judged):
     event = staticmethod(classification.event)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for a critic that mixes patients, or that does not fit the arrays."""
+        """Checks that the critic does not mix patients, and that it fits the arrays and the game's loss.
+
+        Args:
+            build: Makes the critic.
+            arrays: The critic's arrays.
+            features: Of no weight here: the layout has the width of a row.
+            engine: How per-patient gradients are computed.
+            private: Of no weight here: patients are always kept apart.
+
+        Raises:
+            ConfigError: It mixes patients or does not fit.
+        """
         game, layout = self.game, self.layout
         classification.check(build, arrays, layout.width, engine)
         with torch.no_grad():
@@ -232,8 +274,17 @@ class GameTask(Judged):
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
-        """Each site's critic after its steps. A patient's rows and the generated ones beside them are in a batch together,
-        and their summed gradient is clipped once."""
+        """Each site's critic after its steps.
+
+        A patient's rows and the generated ones beside them are in a batch together, and their summed gradient is
+        clipped once.
+
+        Args:
+            build: Makes the critic.
+            arrays: The critic's arrays, from which all sites start.
+            work: Each site's part.
+            settings: The settings of the round.
+        """
         game, layout = self.game, self.layout
         generator = generator_of(game, layout, self.question)
         if game.published:

@@ -1,6 +1,6 @@
 """The shape of a task: what one site brings to a call, what it gets back, and the functions a task consists of.
 
-A task works on a list of sites, of which a real hospital is one; its ``event`` says what one call of ``train`` will
+A task works on a list of sites, of which a real hospital is one. Its ``event`` says what one call of ``train`` will
 spend, so that the ledger can be charged before any record is touched.
 """
 
@@ -34,20 +34,21 @@ LOADING_PAYS = 4000
 class TrainSettings:
     """Public settings of one round. ``noise_multiplier`` None trains without privacy: no clipping, no noise.
 
-    ``batching``: "poisson", or "cyclic": the batches of an epoch take turns. ``noise``: the process of the whole run's
-    noise, which cyclic batches need; None is independent noise at every step. ``denoise``: "none", "kalman" or "disk",
-    with its gain (``training.sites.optimizers``).
-    ``radius``: each step ends with the trained parameters' projection onto the ball of this L2 norm; 0: it does not.
-    ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release; ``release_delta``: the delta that such a
-    release states for itself where its guarantee has one.
-    ``engine``: how per-patient gradients are had ("auto", "linear", "layered", "functional", "opacus"); ``double``: in float64
-    whatever the model's dtype. ``apart``: every patient's contribution is computed by itself, so that it is the same bit
-    for bit whoever else is there, as a real hospital needs; simulations compute patients together, which is faster.
-    ``device``: "cpu" or "cuda"; batches and noise
-    are drawn on the CPU, so that both train on the same ones. ``compiled``: whether loops that numba compiles may take the
-    linear engine's place, as in a run that is long enough to load them (``LOADING_PAYS``); they round otherwise.
-    ``loss``: one of ``training.losses``, or an objective.
-    ``local``: what the strategy has hospitals do in a round.
+    ``batching``: "poisson", or "cyclic": the batches of an epoch take turns
+    ``noise``: the process of the whole run's noise, which cyclic batches need; None is independent noise at every step
+    ``denoise``: "none", "kalman" or "disk", with its gain (``training.sites.optimizers``)
+    ``radius``: each step ends with the trained parameters' projection onto the ball of this L2 norm; 0: it does not
+    ``perturbation``: "gaussian" or "gamma", the noise of a convex task's one release
+    ``release_delta``: the delta that such a release states for itself where its guarantee has one
+    ``engine``: how per-patient gradients are computed ("auto", "linear", "layered", "functional", "opacus")
+    ``double``: in float64 whatever the model's dtype
+    ``apart``: every patient's contribution is computed by itself, so that it is the same bit for bit whoever else is
+        there, as a real hospital needs. Simulations compute patients together, which is faster.
+    ``device``: "cpu" or "cuda"; batches and noise are drawn on the CPU, so that both train on the same ones
+    ``compiled``: whether loops that numba compiles may take the linear engine's place, as in a run that is long enough
+        to load them (``LOADING_PAYS``); they round otherwise
+    ``loss``: one of ``training.losses``, or an objective
+    ``local``: what the strategy has hospitals do in a round
     """
 
     sample_rate: float
@@ -94,12 +95,15 @@ class TrainSettings:
 class SiteWork:
     """One site's part of a call.
 
-    ``public_patients`` divides batch sums (with ``sample_rate``) under privacy; ``sampling`` (batches), ``noise`` and
-    ``layers`` (dropout and other layers that draw) are the site's own streams; ``kept`` is what the site kept
-    from its last round: its optimizer's tensors, and the noise process under way.
-    ``own``: arrays of the site's own in place of the model's, by their names; ``beside``: what the strategy sent beside the
-    model, by name, arrays like the model's; ``config``: numbers that it told, by name.
-    ``number``: which of the run's hospitals it is, from 0; ``round``: from 1.
+    ``public_patients``: divides batch sums (with ``sample_rate``) under privacy
+    ``sampling``, ``noise``, ``layers``: the site's own streams, of batches, of noise, and of dropout and other layers
+        that draw
+    ``kept``: what the site kept from its last round: its optimizer's tensors, and the noise process under way
+    ``own``: arrays of the site's own in place of the model's, by their names
+    ``beside``: what the strategy sent beside the model, by name, arrays like the model's
+    ``config``: numbers that it told, by name
+    ``number``: which of the run's hospitals it is, from 0
+    ``round``: from 1
     """
 
     rows: Rows
@@ -117,8 +121,14 @@ class SiteWork:
 
 @dataclass(frozen=True)
 class SiteUpdate:
-    """A site's new model or its sum, the steps it took (equal to the steps charged), its mean training loss, what it keeps for
-    its next call, and what leaves beside the model: arrays like its, and metrics, by name."""
+    """What a site gives back.
+
+    ``arrays``: its new model or its sum
+    ``steps``: the steps it took (equal to the steps charged)
+    ``loss``: its mean training loss
+    ``kept``: what it keeps for its next call
+    ``beside``, ``metrics``: what leaves beside the model: arrays like its, and metrics, by name
+    """
 
     arrays: Arrays
     steps: int
@@ -147,15 +157,36 @@ class Task(Protocol):
         """
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError when ``train`` would refuse the model or the arrays; called before the ledger is charged.
+        """Checks that ``train`` would not refuse the model or the arrays; called before the ledger is charged.
 
-        private: Whether patients must be kept apart, for a release with noise.
+        Args:
+            build: Makes an empty module.
+            arrays: The model's arrays.
+            features: The width of a row.
+            engine: How per-patient gradients are computed; "auto" takes the fastest that the module allows.
+            private: Whether patients must be kept apart, for a release with noise.
+
+        Raises:
+            ConfigError: ``train`` would refuse them.
         """
 
     def train(
         self, build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
     ) -> list[SiteUpdate]:
-        """Each site's update of the same global arrays, in the order of ``work``."""
+        """Each site's update of the same global arrays, in the order of ``work``.
+
+        Args:
+            build: Makes an empty module.
+            arrays: The model's arrays, from which all sites start.
+            work: Each site's part.
+            settings: The settings of the round.
+        """
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, columns) predictions: probabilities of classes, or what the objective predicts."""
+        """Each site's (rows, columns) predictions: probabilities of classes, or what the objective predicts.
+
+        Args:
+            build: Makes an empty module.
+            arrays: The model's arrays.
+            rows: Each site's rows.
+        """

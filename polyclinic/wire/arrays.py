@@ -1,7 +1,7 @@
 """Arrays in Flower's records, and back: the one place where NumPy meets a message.
 
 Flower's Array holds serialised bytes. In one process nobody reads them, and writing and parsing them for every array of
-every site takes longer than the training, so an array made here keeps its ndarray and is serialised when it leaves.
+every site takes longer than the training. So an array made here keeps its ndarray and is serialised when it leaves.
 """
 
 from __future__ import annotations

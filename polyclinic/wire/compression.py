@@ -42,8 +42,19 @@ def encode(
 ) -> tuple[Arrays, np.ndarray | None]:
     """The upload of ``trained``, and what was left out of it (P,), which is ``residual`` of the site's next call.
 
-    All floating point arrays, flattened in order of their names, become ``values`` (n,), with ``scale`` (1,) for int8 and
-    ``indices`` (n,) int32 where only a share is sent; other arrays are not sent, since nothing trains them.
+    All floating point arrays, flattened in order of their names, become ``values`` (n,). With them go ``scale`` (1,)
+    for int8 and ``indices`` (n,) int32 where only a share is sent. Other arrays are not sent, since nothing trains
+    them.
+
+    Args:
+        trained: The arrays after training.
+        given: The arrays before it, from which a difference is taken.
+        how: The precision, the share of the entries, and whether a difference is sent.
+        rounding: The stream of random numbers that rounds to int8.
+        residual: What was left out of the site's last upload, (P,); None for the first.
+
+    Returns:
+        The upload, and what was left out; None where every entry is sent.
     """
     vector = flattened(trained) - flattened(given) if how.difference else flattened(trained)
     upload: Arrays = {}
@@ -69,7 +80,16 @@ def encode(
 
 
 def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:
-    """The model that an upload stands for. Raises ConfigError when it is not one that ``encode`` makes for ``given``."""
+    """The model that an upload stands for.
+
+    Args:
+        upload: The arrays of ``encode``.
+        given: The model that was sent to the site.
+        how: The compression that the site was to use.
+
+    Raises:
+        ConfigError: The upload is not one that ``encode`` makes for ``given``.
+    """
     size = sum(value.size for value in given.values() if _trains(value))
     expected = (
         {"values"} | ({"scale"} if how.precision == "int8" else set()) | ({"indices"} if how.share < 1 else set())

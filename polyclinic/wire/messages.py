@@ -180,10 +180,10 @@ class SecureKeysRequest(RoundRequest):
 class SecureSharesRequest(RoundRequest):
     """Shares of the hospital's seeds, ``threshold`` of which give a seed back, and agreement to the sum's terms.
 
-    Beside it: ``peers``, the hospitals' indices (n,) int64; their keys ``sealing`` and ``mask`` and their ``identity``, uint8
-    (n, 32); each one's ``signature`` of its keys, uint8 (n, 64); the ``weights`` of their updates, (n,) float64 in (0, 1].
-    Answered with ``sealed``, uint8 (n, 62), one row for each peer, the ``terms`` as this hospital was told them, uint8 (32,),
-    and its ``signature`` of them, uint8 (64,).
+    Beside it: ``peers``, the hospitals' indices (n,) int64; their keys ``sealing`` and ``mask`` and their ``identity``,
+    uint8 (n, 32). Also each one's ``signature`` of its keys, uint8 (n, 64), and the ``weights`` of their updates, (n,)
+    float64 in (0, 1]. Answered with ``sealed``, uint8 (n, 62), one row for each peer, the ``terms`` as this hospital
+    was told them, uint8 (32,), and its ``signature`` of them, uint8 (64,).
     """
 
     threshold: int = Field(ge=2)
@@ -192,9 +192,9 @@ class SecureSharesRequest(RoundRequest):
 class SecureConfirmRequest(RoundRequest):
     """Agreement to whose updates make up a round's sum.
 
-    Beside it: ``survivors`` (k,) int64, whose updates arrived. Answered with the digest of the ``question`` that this hospital
-    trained on, uint8 (32,), the ``outcome``, uint8 (32,), which stands for all that it was told in the round, and its
-    ``signature`` of the outcome, uint8 (64,).
+    Beside it: ``survivors`` (k,) int64, whose updates arrived. Answered with the digest of the ``question`` that this
+    hospital trained on, uint8 (32,). The ``outcome``, uint8 (32,), stands for all that it was told in the round, and
+    ``signature``, uint8 (64,), is its signature of the outcome.
     """
 
 
@@ -226,7 +226,13 @@ def site_home(home: str | Path, site: str) -> Path:
 
 
 def state_file(home: Path, run: str, round: int) -> Path:
-    """What a site keeps after ``round`` for its next one, in its own folder."""
+    """The file of what a site keeps after ``round`` for its next one, in its own folder.
+
+    Args:
+        home: The site's home folder.
+        run: The run's name.
+        round: The round that has ended.
+    """
     return home / f"optimizer-{run}-{round:06d}.safetensors"
 
 

@@ -21,7 +21,13 @@ _LOG.setLevel(INFO)
 
 
 def log_messages(message: Message, context: Context, call_next: Answering) -> Message:
-    """The mod ``logging``: a line for each message, with its kind, how it was answered, and the time that took."""
+    """The mod ``logging``: a line for each message, with its kind, how it was answered, and the time that took.
+
+    Args:
+        message: The message that came.
+        context: Flower's context of the node.
+        call_next: Answers the message.
+    """
     begun = time.monotonic()
     reply = call_next(message, context)
     how = f"with an error: {reply.error.reason}" if reply.has_error() else f"with {', '.join(reply.content)}"
@@ -30,7 +36,13 @@ def log_messages(message: Message, context: Context, call_next: Answering) -> Me
 
 
 def log_sizes(message: Message, context: Context, call_next: Answering) -> Message:
-    """The mod ``size``: a line for each message, with the bytes of its arrays and of the answer's."""
+    """The mod ``size``: a line for each message, with the bytes of its arrays and of the answer's.
+
+    Args:
+        message: The message that came.
+        context: Flower's context of the node.
+        call_next: Answers the message.
+    """
     came = sum(map(len, bytes_of(message)))
     reply = call_next(message, context)
     leaves = sum(map(len, bytes_of(reply)))

@@ -57,7 +57,15 @@ def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
 
 
 def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
-    """``base`` with central privacy before it, charged to the file ``ledger``; in a simulation its noise follows the seed."""
+    """``base`` with central privacy before it, charged to the file ``ledger``; in a simulation its noise follows the seed.
+
+    Args:
+        base: The strategy that averages.
+        config: The run's configuration, with the keys ``central``.
+        sites: The hospitals that take part.
+        ledger: The file of the server's ledger, whose unit is a hospital.
+        run: The run's name.
+    """
     names = {site.id: site.name for site in sites}
     plan, weights = central_plan(config, list(names.values())), _weights(config, list(names.values()))
 
@@ -98,7 +106,14 @@ def secure_ledger(config: RunConfig, path: Path) -> Ledger:
 
 
 def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, origin: Arrays) -> dict[str, Any]:
-    """What the summary says of the noise of a secure sum. origin: like each hospital's answer (``Program.origin``)."""
+    """What the summary says of the noise of a secure sum.
+
+    Args:
+        config: The run's configuration, with the keys ``secure``.
+        ledger: The ledger that was charged for whole hospitals.
+        cohort: The number of hospitals in a round.
+        origin: Arrays like each hospital's answer (``Program.origin``).
+    """
     size = flattened(origin).size
     agreed = secure_terms(config, size, cohort, secure_threshold(config, cohort))
     return _statement(

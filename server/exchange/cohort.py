@@ -56,10 +56,16 @@ def cohort_size(config: RunConfig, sites: int) -> int:
 
 
 def sample_cohort(sites: Sequence[Site], config: RunConfig, number: int, last: Mapping[str, int]) -> list[Site]:
-    """The sites of round ``number``, in their order. ``last``: the round in which each was sampled last.
+    """The sites of round ``number``, in their order.
 
-    fixed: so many of those that have waited long enough, without replacement; fewer where fewer have. poisson: each of
-    them with probability size / sites, so that a round may be empty.
+    Sampling "fixed" takes so many of those that have waited long enough, without replacement. It takes fewer where
+    fewer have waited. "poisson" takes each of them with probability size / sites, so that a round may be empty.
+
+    Args:
+        sites: All sites that take part in the run.
+        config: The run's configuration, with the keys ``participation``.
+        number: The round, from 1 on.
+        last: The round in which each site was sampled last, by name.
     """
     wait = config.participation.min_separation
     free = [site for site in sites if wait == 1 or number - last.get(site.name, -wait) >= wait]

@@ -22,8 +22,11 @@ from polyclinic.wire.messages import QUESTION
 class Learning(Wrapping):
     """``base`` averages what hospitals send, and ``half`` absorbs the mean into ``state``, which checkpoints hold.
 
-    Before ``aggregate_train`` the loop says in ``noise`` the standard deviation of the noise in each entry of the mean, in
-    ``patients`` of how many it is, and in ``noises`` the standard deviation in each node's own reply.
+    Before ``aggregate_train`` the loop sets three attributes:
+
+    ``noise``: the standard deviation of the noise in each entry of the mean
+    ``patients``: of how many patients the mean is
+    ``noises``: the standard deviation in each node's own reply
     """
 
     not_saved = ("half",)
@@ -43,7 +46,14 @@ class Learning(Wrapping):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the base does, with the half's question."""
+        """As the base does, with the half's question.
+
+        Args:
+            server_round: The round, from 1 on.
+            arrays: The model.
+            config: The strategy's numbers.
+            grid: The grid of the cohort.
+        """
         question = _record(self.question(server_round))
         messages = list(super().configure_train(server_round, arrays, config, grid))
         for message in messages:

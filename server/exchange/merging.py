@@ -1,7 +1,7 @@
 """Models averaged before a strategy sees them, where the strategy declares that its aggregation allows it.
 
-Simulated hospitals that are called together have averaged theirs already: one reply carries their mean, the others
-say only that they are in it, so that the server's memory does not grow with hospitals. Means are in float64, so that it
+Simulated hospitals that are called together have averaged theirs already. One reply carries their mean, the others say
+only that they are in it, so that the server's memory does not grow with hospitals. Means are in float64, so that it
 does not matter who is averaged with whom.
 """
 

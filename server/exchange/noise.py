@@ -20,7 +20,15 @@ _ONLOOKERS = 1
 def tell_noise(
     learning: Learning | None, config: RunConfig, state: RunState, sites: Sequence[Site], threshold: int = 0
 ) -> None:
-    """Say how noisy the mean over ``sites`` is, and over how many patients. ``threshold``: of a secure sum, as agreed."""
+    """Tells the program's half how noisy the mean over ``sites`` is, and over how many patients.
+
+    Args:
+        learning: The program's half at the server, which is changed; None where it has none.
+        config: The run's configuration.
+        state: The run's state, with the noise multiplier and the public counts of patients.
+        sites: The hospitals whose mean it is.
+        threshold: Of a secure sum, as agreed; 0 for none.
+    """
     if learning is None or not learning.half.wants_noise or not state.public_patients:
         return
     noise, patients = state.noise_multiplier or 0.0, [state.public_patients[site.name] for site in sites]
@@ -32,7 +40,12 @@ def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence
     """Standard deviation in each entry of the mean over hospitals of so many ``patients``.
 
     With what a secure sum rounds off: a hospital's entries go to the grid at random, or its sum's to the nearest point.
-    threshold: how many hospitals open the secure sum, which says how large each one's share of a common noise is.
+
+    Args:
+        config: The run's configuration, with the keys ``secure``.
+        noise_multiplier: Standard deviation of a hospital's noise over the clip norm.
+        patients: The number of patients of each hospital.
+        threshold: How many hospitals open the secure sum, which says how large each one's share of a common noise is.
     """
     total, shares = sum(patients), float(len(patients))
     if config.secure.shared_noise:
@@ -46,7 +59,17 @@ def noise_of_mean(config: RunConfig, noise_multiplier: float, patients: Sequence
 
 
 def check_noise(program: Program, schema: Schema, noise_multiplier: float, patients: Sequence[float]) -> None:
-    """Raises ConfigError where the noise would leave nothing to learn of hospitals with so many ``patients``."""
+    """Checks that the noise leaves something to learn of hospitals with so many ``patients``.
+
+    Args:
+        program: The run's program, which knows how much noise is too much.
+        schema: The public schema.
+        noise_multiplier: Standard deviation of a hospital's noise over the clip norm.
+        patients: The number of patients of each hospital.
+
+    Raises:
+        ConfigError: The noise would leave nothing to learn.
+    """
     if program.limits_noise:
         cohort = cohort_size(program.config, len(patients))
         asked = sorted(patients)[-cohort:] if cohort else list(patients)

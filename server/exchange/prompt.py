@@ -65,7 +65,13 @@ class PromptGrid(PassingGrid):
 
 
 def replies_to(grid: Grid, messages: Iterable[str], timeout: float | None) -> list[Message]:
-    """The replies to messages that were pushed which come within ``timeout`` seconds (None: however long it takes)."""
+    """The replies to messages that were pushed which come in time.
+
+    Args:
+        grid: Flower's grid.
+        messages: The ids of the messages.
+        timeout: For how many seconds replies are waited for; None for however long it takes.
+    """
     missing = set(messages)
     began, replies = time.monotonic(), list[Message]()
     while True:

@@ -35,7 +35,15 @@ class TooFew(RunFailed):
 def too_few(exchange: Exchange, when: str, replied: int, config: RunConfig, threshold: int = 1) -> PolyclinicError:
     """The error of an exchange with fewer replies than ``min_sites``, or than a secure sum's ``threshold``.
 
-    BudgetRefused when policies alone are the cause.
+    Args:
+        exchange: The exchange, with who dropped out and why.
+        when: The round and phase, in words.
+        replied: How many hospitals replied.
+        config: The run's configuration, with ``participation.min_sites``.
+        threshold: Of a secure sum; 1 for none.
+
+    Returns:
+        BudgetRefused when policies alone are the cause, otherwise TooFew.
     """
     reasons = whose((site.name, reason) for site, reason in exchange.dropped)
     kind = BudgetRefused if exchange.dropped and exchange.refused == len(exchange.dropped) else TooFew
@@ -53,8 +61,13 @@ def accept(
 ) -> list[tuple[Site, Message]]:  # fmt: skip
     """The valid replies; others join the dropped with a reason. Notes each site's epsilon and drop-outs in ``state``.
 
-    counted: patients by site, as counted before the first round, which replies that weigh by examples must keep to.
-    request: by which name ``state`` knows what the hospitals were asked, where that cost them something.
+    Args:
+        exchange: The replies of a round, and who dropped out.
+        state: The run's state, which is changed.
+        number: The round.
+        problem: What is wrong with a reply, or None.
+        counted: Patients by site, as counted before the first round, which replies that weigh by examples must keep to.
+        request: By which name ``state`` knows what the hospitals were asked, where that cost them something.
     """
     valid = []
     for site, reply in exchange.replies:
@@ -94,7 +107,13 @@ def _miscounted(reply: Message, counted: float | None) -> str | None:
 
 
 def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:
-    """Put the model that an upload stands for in its place; or why there is none."""
+    """Puts the model that an upload stands for in its place; returns why there is none, or None.
+
+    Args:
+        reply: The reply, whose content is changed.
+        like: The model that was sent.
+        how: The compression of the run.
+    """
     if not how.active or is_merged(reply):
         return None
     for key, record in reply.content.items():
@@ -132,8 +151,13 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
 
 
 def misplaced(reply: Message, asked: Iterable[str], weight: str) -> str | None:
-    """Why a strategy cannot average a reply with the others, or None: its arrays are in records that were not ``asked``, or
-    it has no ``weight``, which is a metric above 0."""
+    """Why a strategy cannot average a reply with the others, or None.
+
+    Args:
+        reply: A hospital's reply.
+        asked: The records in which arrays were sent, and in which the reply's must be.
+        weight: The metric that weighs the reply, which must be above 0.
+    """
     if is_merged(reply):
         return None
     if not {name for name, _ in arrays_of(reply)} <= set(asked):

@@ -65,9 +65,10 @@ class Opened:
 class SecureSum:
     """One round's sum after keys and shares were exchanged; all of it is public.
 
-    ``peers``: who sent keys; ``parties``: who of them shared its seeds, so that updates are masked for these. ``keys`` and
-    ``shared``, the answers of both exchanges, are by the hospital's index. ``scale``: what makes weighted updates of what is
-    summed.
+    ``peers``: who sent keys
+    ``parties``: who of them shared its seeds, so that updates are masked for these
+    ``keys``, ``shared``: the answers of both exchanges, by the hospital's index
+    ``scale``: what makes weighted updates of what is summed
     """
 
     run: Run
@@ -102,8 +103,14 @@ class SecureSum:
     def open(self, replies: Sequence[tuple[Site, Message]], origin: Arrays, key: str) -> Opened:
         """The mean of the answers of the hospitals that replied, weighted, as a strategy would see it of one hospital alone.
 
-        origin: from which answers are differences (``Program.origin``); key: the metric that carries the total weight. Raises
-        SumRefused when fewer than the threshold help to remove the masks, BudgetRefused when the ledger does.
+        Args:
+            replies: The hospitals that replied, with their masked answers.
+            origin: From which answers are differences (``Program.origin``).
+            key: The metric that carries the total weight.
+
+        Raises:
+            SumRefused: Fewer than the threshold help to remove the masks.
+            BudgetRefused: The ledger refuses the charge.
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
         epsilon = self._charge(arrived)
@@ -206,10 +213,21 @@ def begin(
     noise_multiplier: float | None = None,
     learning_rate: float = 0.0,
 ) -> tuple[SecureSum, Dropped]:
-    """Exchange keys and shares with the round's ``cohort`` for a sum of answers like ``arrays``; also who dropped out.
+    """Exchanges keys and shares with the round's ``cohort`` for a sum of answers like ``arrays``; also who dropped out.
 
-    public_patients: counts of patients that were paid for or are public; a hospital's weight is its share of the largest, or
-    1 where there are none. Raises SumRefused when too few hospitals are left, ConfigError when there never were enough.
+    Args:
+        run: The run.
+        cohort: The hospitals of the round.
+        arrays: Arrays like an answer.
+        public_patients: Counts of patients that were paid for or are public, by site. A hospital's weight is its share
+            of the largest, or 1 where there are none.
+        number: The round.
+        noise_multiplier: Noise over the clip norm; None without privacy.
+        learning_rate: The learning rate that scales sums of gradients, where hospitals share a common noise.
+
+    Raises:
+        SumRefused: Too few hospitals are left.
+        ConfigError: There never were enough.
     """
     threshold = secure_threshold(run.config, len(cohort))
     wanted = dict.fromkeys(("sealing", "mask", "commitment", "identity"), (KEY_BYTES,)) | {

@@ -1,8 +1,8 @@
 """The hospitals that take part, and a Grid that shows a strategy sites instead of Flower's nodes.
 
 Flower's node ids are new random numbers in every run, and one simulated node can host several sites. A strategy sees
-stable ids (1, 2, ... in order of the sites' names or partitions), and replies come back in that order, so that sums
-do not depend on who answered first.
+stable ids (1, 2, ... in order of the sites' names or partitions). Replies come back in that order, so that sums do not
+depend on who answered first.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ _LONGEST, _LONGEST_NUMBER = 500, 25
 class Site:
     """A hospital taking part: what it said of itself when it enrolled.
 
-    ``budget`` None is unlimited. ``elsewhere``: in how many other hospitals one of its patients may also be, at most.
-    ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows. ``versions``: of what it
-    computes with, by name. ``metrics_epsilon``: the most that the run's private metrics may cost its held-out patients.
-    ``asks_people``: whether a person there must approve what it is asked.
+    ``budget``: its lifetime epsilon; None is unlimited
+    ``elsewhere``: in how many other hospitals one of its patients may also be, at most
+    ``knows_others``: whether it takes keys for secure sums from hospitals alone that it knows
+    ``versions``: of what it computes with, by name
+    ``metrics_epsilon``: the most that the run's private metrics may cost its held-out patients
+    ``asks_people``: whether a person there must approve what it is asked
     """
 
     index: int
@@ -206,7 +208,16 @@ class SiteGrid(PassingGrid):
 def put(
     grid: Grid, sites: Sequence[Site], kind: str, request: Request, timeout: float, content: RecordDict | None = None
 ) -> Exchange:
-    """One request to all sites, each with its own index, beside the same ``content``."""
+    """Sends one request to all sites, each with its own index, beside the same ``content``; returns the exchange.
+
+    Args:
+        grid: Flower's grid.
+        sites: The sites that are asked.
+        kind: The message's type.
+        request: The request, whose ``site`` is set for each.
+        timeout: For how many seconds replies are waited for.
+        content: More records of the message; none by default.
+    """
     view = SiteGrid(grid, sites, lambda site: request.model_copy(update={"site": site.index}), {})
     return view.exchange([Message(content or RecordDict(), site.id, kind) for site in sites], timeout)
 

@@ -48,7 +48,17 @@ class Updates(Protocol):
 
 
 def updates_of(run: Run, state: RunState, cohort: Sequence[Site], number: int) -> Updates:
-    """Of round ``number``, in the way that the run is configured for. Raises TooFew when its preparation fails."""
+    """The updates of round ``number``, in the way that the run is configured for.
+
+    Args:
+        run: The run.
+        state: The run's state before the round.
+        cohort: The hospitals of the round.
+        number: The round.
+
+    Raises:
+        TooFew: The preparation of a secure sum fails.
+    """
     origin = origin_of(run, state, number, cohort[0].schema) if cohort else {}
     if not run.config.secure.aggregation:
         return _Clear(run, state, number, origin, cohort, merge_by(run.strategy) or "", compression(run.config))
@@ -59,7 +69,14 @@ def updates_of(run: Run, state: RunState, cohort: Sequence[Site], number: int) -
 
 
 def origin_of(run: Run, state: RunState, number: int, schema: Schema) -> Arrays:
-    """``Program.origin`` of round ``number``, before which ``state`` is."""
+    """``Program.origin`` of round ``number``, before which ``state`` is.
+
+    Args:
+        run: The run.
+        state: The run's state before the round.
+        number: The round.
+        schema: The public schema.
+    """
     return run.program.origin(schema, state.model, run.learning.question(number) if run.learning else {})
 
 

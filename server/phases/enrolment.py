@@ -94,8 +94,16 @@ def enrol_request(
     run: str, home: str, privacy: PrivacyPlan | None = None, trains: bool = True, local_half: bool = False,
     question: str = "",
 ) -> EnrolRequest:  # fmt: skip
-    """What hospitals are asked when they enrol; ``trains`` false for a query of its own, outside a run of training, whose
-    ``question`` a person at the hospital may have to approve."""
+    """What hospitals are asked when they enrol.
+
+    Args:
+        run: The run's name.
+        home: The folder of simulated hospitals.
+        privacy: The run's privacy plan; None without privacy.
+        trains: False for a query of its own, outside a run of training.
+        local_half: Whether the strategy has a half at hospitals.
+        question: A query's question, which a person at the hospital may have to approve.
+    """
     return EnrolRequest(
         run=run, site=0, home=home, plan=declared_plan(privacy), version=polyclinic.__version__, trains=trains,
         local_half=local_half, question=question,
@@ -110,11 +118,21 @@ def enrol(
 ) -> tuple[list[Site], Dropped]:  # fmt: skip
     """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
 
-    Waits up to ``timeout`` seconds for ``wanted`` real hospitals; simulated ones share whatever nodes there are. ``only``:
-    nodes that are asked and the names of their hospitals, None for all. Left out are hospitals that refuse the run or have
-    another privacy format, real hospitals that share a name, whose schema is not that of most, or that say that they are
-    simulated where most are not, or where the run has none (``simulates`` false), and the other way round. Hospitals where a
-    person must approve the run are asked again for up to ``approval_wait`` seconds. Raises PolyclinicError when none enrols.
+    Left out are hospitals that refuse the run or have another privacy format, and real hospitals that share a name or
+    whose schema is not that of most. Left out are also hospitals that say that they are simulated where most are not,
+    or where the run has none, and the other way round.
+
+    Args:
+        grid: Flower's grid.
+        request: What each is asked.
+        wanted: How many real hospitals are waited for; simulated ones share whatever nodes there are.
+        timeout: For how many seconds they are waited for.
+        only: Nodes that are asked and the names of their hospitals, None for all.
+        simulates: Whether the run may have simulated hospitals.
+        approval_wait: For how many seconds hospitals where a person must approve the run are asked again.
+
+    Raises:
+        PolyclinicError: None enrols.
     """
     deadline = time.monotonic() + timeout
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
@@ -156,11 +174,11 @@ def enrol(
 
 
 def settle(grid: Grid, config: RunConfig) -> RunConfig:
-    """The configuration with what it leaves open chosen by what hospitals say when they enrol, before anything is charged: the
-    optimizer and the method of task synthesis by their schema, and delta as most of their policies state it, of several the
-    smallest in a tie.
+    """The configuration with what it leaves open chosen by what hospitals say when they enrol, before anything is charged.
 
-    Who has another delta is left out later, with the reason. Raises PolyclinicError as ``enrol`` does.
+    The optimizer and the method of task synthesis follow from their schema. Delta is as most of their policies state
+    it, of several the smallest in a tie. Who has another delta is left out later, with the reason. Raises
+    PolyclinicError as ``enrol`` does.
     """
     without_delta = config.privacy.dp and not config.privacy.delta
     if not config.is_open and not without_delta:
@@ -177,9 +195,15 @@ def settle(grid: Grid, config: RunConfig) -> RunConfig:
 
 @dataclass(frozen=True)
 class Newcomers:
-    """``answered``: the nodes that told who they are, or what cannot be read; ``pending``: messages that have no reply, by
-    their nodes; ``found``: the hospitals among those that answered; ``absent``: why others are none; ``erred``: nodes that
-    gave an error, and the reason; ``names``: under which nodes are registered."""
+    """What came of asking nodes to enrol.
+
+    ``answered``: the nodes that told who they are, or what cannot be read
+    ``pending``: messages that have no reply, by their nodes
+    ``found``: the hospitals among those that answered
+    ``absent``: why others are none
+    ``erred``: nodes that gave an error, and the reason
+    ``names``: under which nodes are registered
+    """
 
     answered: frozenset[int]
     found: list[Site]
@@ -190,14 +214,26 @@ class Newcomers:
 
 
 def ask_to_enrol(grid: Grid, request: EnrolRequest, nodes: Iterable[int]) -> dict[int, str]:
-    """The messages that ask ``nodes`` to enrol, by node. Nobody is waited for."""
+    """Asks ``nodes`` to enrol; returns the messages, by node. Nobody is waited for.
+
+    Args:
+        grid: Flower's grid.
+        request: What each is asked.
+        nodes: The nodes' ids.
+    """
     asked = list(nodes)
     sent = grid.push_messages([_message(request, node, node) for node in asked]) if asked else []
     return {node: name for node, name in zip(asked, sent, strict=True) if name}
 
 
 def newcomers(grid: Grid, asked: Mapping[int, str], timeout: float) -> Newcomers:
-    """What came of ``asked`` (``ask_to_enrol``) within ``timeout`` seconds, as real hospitals' answers."""
+    """What came of ``asked`` within ``timeout`` seconds, as real hospitals' answers.
+
+    Args:
+        grid: Flower's grid.
+        asked: The messages by node, as ``ask_to_enrol`` returns them.
+        timeout: For how many seconds replies are waited for; 0 looks once.
+    """
     nodes = {node: node for node in asked}
     names = registered_names(grid) if asked else {}
     got = _read(replies_to(grid, asked.values(), timeout), nodes, names)

@@ -37,8 +37,14 @@ _LONGEST = 300
 def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict[str, Any]]:
     """A row of metrics for each site, for all patients pooled, and for the mean over sites (macro).
 
-    private: ask hospitals that release no exact metrics for private ones, which costs held-out patients of their epsilon.
     Predictions that came are in ``state.predictions``, noised counts in ``state.score_counts``.
+
+    Args:
+        run: The run.
+        state: The run's state, which is changed.
+        number: The round.
+        private: Ask hospitals that release no exact metrics for private ones, which costs held-out patients of their
+            epsilon.
     """
     releases = min(run.config.evaluation.releases, run.config.rounds) if private else None
 
@@ -108,9 +114,17 @@ def evaluate_again(run: Run, state: RunState) -> None:
 
 
 def evaluate_here(config: RunConfig, number: int, model: Arrays) -> dict[str, Any]:
-    """What the run's ``evaluation.function`` finds of the model after round ``number``, 0 before the first; nothing without one.
+    """What the run's ``evaluation.function`` finds of the model; nothing without one.
 
-    It sees what left the hospitals, so that it costs nothing. Raises ConfigError where it fails, or gives no metrics.
+    It sees what left the hospitals, so that it costs nothing.
+
+    Args:
+        config: The run's configuration, which names the function.
+        number: The round after which the model is, 0 before the first.
+        model: The model's arrays.
+
+    Raises:
+        ConfigError: The function fails, or gives no metrics.
     """
     if not config.evaluation.function:
         return {}
@@ -144,9 +158,15 @@ def _accounts(state: RunState, name: str) -> list[Account]:
 
 
 def ask_private(state: RunState, program: Program, site: Site, request: str) -> None:
-    """Note that a real hospital may have been charged for the private metrics of a ``request``.
+    """Notes that a real hospital may have been charged for the private metrics of a ``request``.
 
     Where the run chose who is held out, training patients paid for them too.
+
+    Args:
+        state: The run's state, which is changed.
+        program: The run's program.
+        site: The hospital.
+        request: By which name the state knows what was asked.
     """
     config, pricing = program.config, Pricing(site.delta, site.accountant, site.relation)
     objective, releases = program.objective(site.schema), min(config.evaluation.releases, config.rounds)
@@ -164,7 +184,13 @@ def ask_private(state: RunState, program: Program, site: Site, request: str) -> 
 
 
 def count_lost_metrics(config: RunConfig, state: RunState, sites: Sequence[Site]) -> None:
-    """Count in ``state.held_out`` what private metrics cost also where their answer was lost, and say so."""
+    """Counts in ``state.held_out`` what private metrics cost also where their answer was lost, and says so.
+
+    Args:
+        config: The run's configuration.
+        state: The run's state, which is changed.
+        sites: The run's hospitals.
+    """
     for site in sites:
         account, said = state.held_out_accounts.get(site.name), state.held_out.get(site.name)
         counted = bound(account, said, site.terms) or 0.0

@@ -30,9 +30,14 @@ def may_join(program: Program) -> bool:
 def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunState], None]) -> Run:
     """The run as it is in round ``number``: with the real hospitals that have come since it last looked.
 
-    Those that do not go with the run are in ``state.dropouts``. A node that answered with an error, that refused, or whose
-    name another one uses too is asked again, one that was silent not: its answer is looked for each time. ``keep`` writes the
-    state before a newcomer is asked for anything that it pays for.
+    Those that do not go with the run are in ``state.dropouts``. A node that answered with an error, that refused, or
+    whose name another one uses too is asked again. One that was silent is not: its answer is looked for each time.
+
+    Args:
+        run: The run before the round.
+        state: The run's state, which is changed.
+        number: The round.
+        keep: Writes the state before a newcomer is asked for anything that it pays for.
     """
     if not _grows(run):
         return run
@@ -73,8 +78,14 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
 def without_silent(run: Run, state: RunState, number: int) -> Run:
     """The run without the real hospitals that did not reply in round ``number``: they are waited for no longer.
 
-    Each is asked to enrol, and is back in the round before which its answer has come. It stays in the run's privacy statement.
-    A run that would be left with fewer than ``participation.min-sites`` waits for all, and so does one that nobody joins.
+    Each is asked to enrol, and is back in the round before which its answer has come. It stays in the run's privacy
+    statement. A run that would be left with fewer than ``participation.min-sites`` waits for all, and so does one that
+    nobody joins.
+
+    Args:
+        run: The run after the round's replies.
+        state: The run's state, with who dropped out and why.
+        number: The round.
     """
     gone = {drop["site"] for drop in state.dropouts
             if drop["round"] == number and drop["reason"] == silence(run.config.timeout)}  # fmt: skip

@@ -43,11 +43,21 @@ FOLLOWED = ("server-round", "lr", "proximal-mu")
 
 
 def check_messages(strategy: Strategy, program: Program, grid: Grid, sites: Sequence[Site]) -> None:
-    """Raises ConfigError for a strategy whose messages hospitals would not understand, or follow in part only, and for one that
-    needs the training loss, which hospitals withhold in a private run.
+    """Checks that hospitals would understand a strategy's messages and send what it needs.
 
-    A copy of the strategy configures a first round, of which nothing is sent. Where the strategy's code names the training loss,
-    the copy also aggregates one made-up reply of a private run. A strategy that cannot be copied is not tried.
+    A copy of the strategy configures a first round, of which nothing is sent. Where the strategy's code names the
+    training loss, the copy also aggregates one made-up reply of a private run. A strategy that cannot be copied is not
+    tried.
+
+    Args:
+        strategy: The run's strategy, which stays as it is.
+        program: The run's program.
+        grid: Flower's grid; nothing is sent.
+        sites: The hospitals of a made-up round.
+
+    Raises:
+        ConfigError: Hospitals would not understand the messages or follow them in part only, or the strategy needs the
+            training loss, which hospitals withhold in a private run.
     """
     try:
         copied = deepcopy(strategy)
@@ -97,7 +107,16 @@ def names_text(strategy: Strategy, text: str) -> bool:
 
 
 def check_understood(messages: Sequence[Message], program: Program, name: str) -> None:
-    """Raises ConfigError for messages to hospitals with more than they understand. name: the strategy's."""
+    """Checks that messages to hospitals hold no more than they understand.
+
+    Args:
+        messages: The messages of a round.
+        program: The run's program, with the strategy's half at hospitals.
+        name: The strategy's name, for the message.
+
+    Raises:
+        ConfigError: A message is of another type, or holds records or numbers that hospitals would not look at.
+    """
     half = program.local_half
     if others := {message.metadata.message_type for message in messages} - {MessageType.TRAIN}:
         raise ConfigError(

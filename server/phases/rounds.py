@@ -1,7 +1,7 @@
 """The loop over rounds: any Flower Strategy's four methods, with what Flower's own ``start`` lacks.
 
-Hospitals are sampled from the run's seed, replies are ordered by site, a site that refuses or fails drops out of the
-round with its reason, every site's metrics are kept, and a checkpoint follows each round.
+Hospitals are sampled from the run's seed, replies are ordered by site, and a site that refuses or fails drops out of
+the round with its reason. Every site's metrics are kept, and a checkpoint follows each round.
 """
 
 from __future__ import annotations
@@ -37,14 +37,24 @@ def run_rounds(
     run: Run, state: RunState, after_round: Callable[[RunState], None] = lambda state: None,
     keep: Callable[[RunState], None] = lambda state: None,
 ) -> Run:  # fmt: skip
-    """Run the rounds after ``state.round`` up to ``run.config.rounds``; ``after_round`` sees the state after each, ``keep``
-    when hospitals have joined it.
+    """Runs the rounds after ``state.round`` up to ``run.config.rounds``.
 
-    Returns the run with the hospitals that joined it.
+    Stops early, and says so in ``state.stopped``, when budgets leave fewer than ``min_sites`` sites for a later round.
+    A round with too few valid replies for another reason changes no model where simulated conditions lose replies, and
+    ``state.unchanged`` says why.
 
-    Stops early, and says so in ``state.stopped``, when budgets leave fewer than ``min_sites`` sites for a later round. A
-    round with too few valid replies for another reason changes no model where simulated conditions lose replies, and
-    ``state.unchanged`` says why. Raises TooFew for it where they do not, BudgetRefused in the first round.
+    Args:
+        run: The run before its next round.
+        state: The run's state, which is changed.
+        after_round: Called with the state after each round.
+        keep: Called with the state when hospitals have joined the run.
+
+    Returns:
+        The run with the hospitals that joined it.
+
+    Raises:
+        TooFew: A round has too few valid replies, and simulated conditions lose none.
+        BudgetRefused: Budgets leave too few sites for the first round.
     """
     config, unknown = run.config, dict.fromkeys(run_judge(run).by_round)
     for number in range(state.round + 1, config.rounds + 1):
@@ -94,9 +104,9 @@ def run_rounds(
 def _train(run: Run, state: RunState, number: int) -> SiteFigures:
     """One round of training; changes ``state`` and returns figures of each site that took part (``SITE_FIGURES``).
 
-    A round that nobody is sampled for changes no model. But where central privacy counts on nobody knowing who was sampled,
-    or on every round's noise, it gets its noise like any other, and so does one that simulated conditions leave with few
-    replies. Raises TooFew, or BudgetRefused where budgets are the cause.
+    A round that nobody is sampled for changes no model. But where central privacy counts on nobody knowing who was
+    sampled, or on every round's noise, it gets its noise like any other. So does one that simulated conditions leave
+    with few replies. Raises TooFew, or BudgetRefused where budgets are the cause.
     """
     config = run.config
     cohort = sample_cohort(run.sites, config, number, state.sampled)

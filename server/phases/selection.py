@@ -19,7 +19,14 @@ from polyclinic.wire.messages import QUESTION, SELECT, SelectRequest
 
 
 def select(run: Run, state: RunState, learning: Learning, choice: Choice) -> None:
-    """Choose among the candidates that were learned, and judge the last round anew."""
+    """Chooses among the candidates that were learned, and judges the last round anew.
+
+    Args:
+        run: The run after its last round.
+        state: The run's state, which is changed.
+        learning: The program's half at the server, with the candidates.
+        choice: How hospitals choose.
+    """
     _choose(run, state, learning, choice)
     evaluate_again(run, state)
 

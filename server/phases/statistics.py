@@ -38,7 +38,14 @@ def ask_statistics(run: Run, state: RunState) -> None:
 
 
 def count_patients(run: Run, sites: Sequence[Site], state: RunState, round: int) -> list[Site]:
-    """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used."""
+    """Of hospitals that come before ``round``, those whose sums came; of these only the number of patients is used.
+
+    Args:
+        run: The run.
+        sites: The hospitals that come.
+        state: The run's state, which is changed.
+        round: The round before which they come.
+    """
     return [site for site, _ in _sums(run, sites, state, round)[1]]
 
 

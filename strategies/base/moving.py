@@ -26,7 +26,14 @@ class MovedMean(FedAvg):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As FedAvg; remembers the model that was sent."""
+        """The messages that FedAvg sends; remembers the model that was sent.
+
+        Args:
+            server_round: The number of the round, from 1 on.
+            arrays: The model.
+            config: Of training.
+            grid: The nodes.
+        """
         self._sent = arrays
         return super().configure_train(server_round, arrays, config, grid)
 
@@ -54,7 +61,16 @@ class MovedMean(FedAvg):
 
 
 def check_plain_steps(settings: TrainSettings, strategy: str, why: str) -> None:
-    """Raises ConfigError, which says ``why``, for steps that are not the learning rate times a gradient."""
+    """Check that a step is the learning rate times a gradient.
+
+    Args:
+        settings: Of training.
+        strategy: Its name, for the error's message.
+        why: The strategy needs it, for the error's message.
+
+    Raises:
+        ConfigError: for another optimizer than SGD, or momentum.
+    """
     if settings.optimizer != "sgd" or settings.momentum:
         raise ConfigError(
             f"Configuration key 'strategy' has the value {strategy!r}, but optimizer is {settings.optimizer!r} "

@@ -6,7 +6,18 @@ import math
 
 
 def check_number(name: str, value: object, least: float, most: float = math.inf, above: bool = False) -> None:
-    """Raises ValueError unless ``value`` is a finite number from ``least`` to ``most``; ``above``: not ``least`` itself."""
+    """Check that ``value`` is a finite number from ``least`` to ``most``.
+
+    Args:
+        name: Of the option, for the error's message.
+        value: What was given.
+        least: The smallest number that is allowed.
+        most: The largest number that is allowed.
+        above: Refuses ``least`` itself.
+
+    Raises:
+        ValueError: if it is not.
+    """
     number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     if number and least <= value <= most and not (above and value == least):  # type: ignore[operator]
         return

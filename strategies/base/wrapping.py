@@ -19,14 +19,28 @@ class Wrapping(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the base does; remembers the model that was sent."""
+        """The messages that the base sends; remembers the model that was sent.
+
+        Args:
+            server_round: The number of the round, from 1 on.
+            arrays: The model.
+            config: Of training.
+            grid: The nodes.
+        """
         self._sent = arrays
         return self.base.configure_train(server_round, arrays, config, grid)
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """As the base does."""
+        """The messages that the base sends.
+
+        Args:
+            server_round: The number of the round, from 1 on.
+            arrays: The model.
+            config: Of evaluation.
+            grid: The nodes.
+        """
         return self.base.configure_evaluate(server_round, arrays, config, grid)
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:

@@ -118,7 +118,7 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
     if page == "docs/models.md":
         (folder / "mymodels.py").write_text(blocks(page, "python")[0][1])
-    if page.endswith("start.md"):
+    if page in ("README.md", "docs/index.md", "docs/start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
         tables = [sys.executable, "-c", blocks("docs/datasets/own.md", "python")[0][1]]
         assert subprocess.run(tables, cwd=folder, env=environment).returncode == 0

@@ -34,9 +34,15 @@ from typing import Any
 
 
 def patch(owner: Any, name: str, change: Callable[[Any], Any], purpose: str) -> None:
-    """Put ``change`` of what Flower's module or class has under a name in its place.
+    """Puts ``change`` of what Flower's module or class has under a name in its place.
 
     Ends the process where Flower has no function or class of that name: without the change it must not run.
+
+    Args:
+        owner: Flower's module or class.
+        name: The attribute that is replaced.
+        change: Makes the new function or class of the original one.
+        purpose: What the change is for, for the message.
     """
     original = getattr(owner, name, None)
     if not callable(original):

@@ -1,9 +1,10 @@
 """flower-superexec whose ClientApps are forked from a process that has imported torch and the like already.
 
-That process ends when no ClientApp has been asked for a while, so that an idle node is small, and starts again with the next.
+That process ends when no ClientApp has been asked for a while, so that an idle node is small, and starts again with the
+next.
 
-Run by its path, and imports nothing of Polyclinic: a task runs in a fork of a process that knows third-party packages alone,
-since its bundle may bring a Polyclinic of its own. Arguments are flower-superexec's own.
+Run by its path, and imports nothing of Polyclinic. A task runs in a fork of a process that knows third-party packages
+alone, since its bundle may bring a Polyclinic of its own. Arguments are flower-superexec's own.
 """
 
 from __future__ import annotations
@@ -49,10 +50,15 @@ def main() -> None:
 def forking(
     launched: Callable[[], None] = lambda: None, preload: tuple[str, ...] = PRELOAD, idle: float = IDLE_SECONDS
 ) -> Any:
-    """A Flower ``Executor`` that forks ClientApps and starts all other tasks as Flower does; calls ``launched`` at each.
+    """A Flower ``Executor`` that forks ClientApps and starts all other tasks as Flower does.
 
-    After ``idle`` seconds without a ClientApp what they are forked from ends; the next one starts it again.
-    A ClientApp that a signal killed is reported to the node at once; Flower alone would wait a minute for its heartbeat.
+    A ClientApp that a signal killed is reported to the node at once; Flower alone would wait a minute for its
+    heartbeat.
+
+    Args:
+        launched: Called at each launch of a task.
+        preload: Modules that the process from which ClientApps are forked imports.
+        idle: After so many seconds without a ClientApp that process ends; the next ClientApp starts it again.
     """
     from multiprocessing import forkserver
 
@@ -105,7 +111,15 @@ def forking(
 
 
 def run_client(address: str, token: str, insecure: bool, certificates: str | None, parent_pid: int | None) -> None:
-    """One ClientApp, in a process of its own: what flwr-clientapp does after it has read its arguments."""
+    """One ClientApp, in a process of its own: what flwr-clientapp does after it has read its arguments.
+
+    Args:
+        address: The address of the runtime's API.
+        token: The task's token.
+        insecure: Whether to connect without TLS.
+        certificates: The file of root certificates; None for the system's.
+        parent_pid: The process with which this one ends, None for none.
+    """
     from flwr.supercore.tls import validate_and_resolve_root_certificates
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 

@@ -1,8 +1,8 @@
 """Who may use what of the SuperLink's one port.
 
 Flower 1.41 serves nodes (``/v1/fleet``), its command line (``/v1/control``) and its own processes (``/v1/runtime``) on
-one port, and only the first asks for a key: whoever reaches the port could register a node, submit a run with code of
-their own, or take over one that waits. Here the last two are for the coordinator's machine and the networks that it names.
+one port. Only the first asks for a key: whoever reaches the port could register a node, submit a run with code of their
+own, or take over one that waits. Here the last two are for the coordinator's machine and the networks that it names.
 """
 
 from __future__ import annotations

@@ -73,9 +73,15 @@ def refusal(response: httpx.Response, now: datetime) -> str | None:
 
 
 def registration(coordinator: str, ca: bytes, key: bytes) -> str | None:
-    """Why the coordinator at HOST:PORT would refuse a node with this private key (OpenSSH's form), None where it would not.
+    """Why the coordinator would refuse a node with this private key, None where it would not.
 
-    It is asked to activate the node with a heartbeat that none may have: it looks for the key first, then changes nothing.
+    It is asked to activate the node with a heartbeat that none may have: it looks for the key first, then changes
+    nothing.
+
+    Args:
+        coordinator: Its address, HOST:PORT.
+        ca: The certificate of its authority, in PEM.
+        key: The node's private key, in OpenSSH's form.
     """
     from cryptography.hazmat.primitives.serialization import load_ssh_private_key
     from flwr.proto.fleet_pb2 import ActivateNodeRequest

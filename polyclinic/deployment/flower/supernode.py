@@ -1,8 +1,8 @@
 """``python -m polyclinic.deployment.flower.supernode``: flower-supernode that runs only the bundles of the policy's allowed-runs.
 
-The check stands in the node's process, before a bundle is stored or unpacked; code that a bundle brings cannot reach it.
-Beside it: shorter pauses, an executor that forks, an answer for every message whose ClientApp ended without one, and an end
-with a reason (``refusals``) when the coordinator refuses the node.
+The check stands in the node's process, before a bundle is stored or unpacked; code that a bundle brings cannot reach
+it. Beside it: shorter pauses, an executor that forks, and an answer for every message whose ClientApp ended without
+one. The node also ends with a reason (``refusals``) when the coordinator refuses it.
 """
 
 from __future__ import annotations

@@ -69,7 +69,13 @@ def hospital_checks(node: HospitalNode, quick: bool = False) -> list[Check]:
 
 
 def coordinator_checks(read: Coordinator, address: str = "", quick: bool = False) -> list[Check]:
-    """Those of a coordinator, the ``quick`` ones alone or all; ``address``: the SuperLink's, "" where it runs on this machine."""
+    """The checks of a coordinator.
+
+    Args:
+        read: The coordinator's folder, read.
+        address: The SuperLink's, "" where it runs on this machine.
+        quick: Only the quick checks, not all.
+    """
     state = read.folder / "state"
     return _checked(
         quick,

@@ -91,7 +91,13 @@ class Lines:
         return self._open is not None
 
     def event(self, level: str, message: str, logger: str = "polyclinic") -> Event:
-        """An event of our own."""
+        """An event of our own.
+
+        Args:
+            level: As "info" or "error".
+            message: The words, from which whatever must not be written is taken out.
+            logger: The name of whoever says so.
+        """
         found: Event = {"time": _now(), "level": level, "logger": logger, "site": self._site, "message": message}
         return dict(self._safe(found))
 

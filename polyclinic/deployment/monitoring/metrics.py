@@ -1,7 +1,7 @@
 """What Prometheus may ask of a node: a hospital's own journal and ledger, or the coordinator's runs. Read only.
 
-A hospital's numbers are of its own house: they say what was asked and what was spent, and are meant for its own monitoring, so
-they listen on this machine alone unless another address is given.
+A hospital's numbers are of its own house: they say what was asked and what was spent, and are meant for its own
+monitoring. So they listen on this machine alone unless another address is given.
 """
 
 from __future__ import annotations
@@ -208,7 +208,16 @@ def _of_run(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, floa
 
 
 def serve(collector: Collector, host: str, port: int) -> WSGIServer:
-    """Answer scrapes of this collector alone, in a thread. Raises ConfigError where host and port cannot be listened on."""
+    """Answers scrapes of this collector alone, in a thread; returns the server.
+
+    Args:
+        collector: What gives the metrics.
+        host: The address to listen on.
+        port: The port to listen on.
+
+    Raises:
+        ConfigError: Host and port cannot be listened on.
+    """
     registry = CollectorRegistry()
     registry.register(collector)
     try:

@@ -29,9 +29,18 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def relay(command: Sequence[str], environment: Mapping[str, str], folder: Path, lines: Lines) -> int:
-    """Run the program and write its output to our stdout as JSON; returns its exit code, negative for a signal.
+    """Runs the program and writes its output to our stdout as JSON; returns its exit code, negative for a signal.
 
-    Raises PolyclinicError when it cannot start. Only for the main thread of a process that does nothing else.
+    Only for the main thread of a process that does nothing else.
+
+    Args:
+        command: The program and its arguments.
+        environment: The whole environment of the program.
+        folder: The folder in which it runs.
+        lines: What makes events of its output.
+
+    Raises:
+        PolyclinicError: The program cannot start.
     """
     errors = [-math.inf]  # when the newest was written
 

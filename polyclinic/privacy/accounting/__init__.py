@@ -1,7 +1,7 @@
 """What releases cost: epsilon of a composition, the noise for a target, and the plan of a whole run.
 
-Every epsilon is an upper bound for one patient's protection, under a stated delta and neighbouring relation:
-"add-remove" hides whether a patient is there; "replace-one" hides a patient's records among all records that could have
+Every epsilon is an upper bound for one patient's protection, under a stated delta and neighbouring relation.
+"add-remove" hides whether a patient is there. "replace-one" hides a patient's records among all records that could have
 stood in their place, and costs about twice as much. Events' noise is relative to the clip norm in both.
 """
 
@@ -66,7 +66,16 @@ def usual_delta(patients: int) -> float:
 
 
 def check_terms(delta: float, accountant: str, relation: str) -> None:
-    """Raises ConfigError if ``delta`` is outside [1e-100, 1), or the accountant or the relation is unknown."""
+    """Check delta, accountant and relation.
+
+    Args:
+        delta: Of the guarantee, in [1e-100, 1).
+        accountant: Name of an accountant that enforces budgets, "pld" or "rdp".
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+
+    Raises:
+        ConfigError: if ``delta`` is out of range, or the accountant or the relation is unknown.
+    """
     if not _LEAST_DELTA <= delta < 1:
         raise ConfigError(f"delta must lie in (0, 1) and be at least {_LEAST_DELTA:g}, got {delta}.")
     if accountant in _SHOWN_ONLY:
@@ -88,9 +97,16 @@ def epsilon(
 ) -> float:
     """An upper bound on the epsilon that ``event`` spends at ``delta``; infinite if any part has no noise.
 
-    accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound. ``quick`` lets "pld" round on a
-    coarse grid or answer with RDP, whichever is smaller: still an upper bound, for decisions made often.
-    Raises ConfigError for bad terms and for events that cannot be accounted under the relation.
+    Args:
+        event: A release, or a composition of releases that were fixed in advance.
+        delta: Of the guarantee, in [1e-100, 1).
+        accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound.
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+        quick: Lets "pld" round on a coarse grid or answer with RDP, whichever is smaller. It is still an upper bound, for
+            decisions made often.
+
+    Raises:
+        ConfigError: for bad terms and for events that cannot be accounted under the relation.
     """
     check_terms(delta, accountant, relation)
     events = composition_of(event, relation)
@@ -123,8 +139,17 @@ def calibrate_noise_multiplier(
 ) -> float:
     """The smallest noise multiplier whose ``event_of(noise)`` spends at most ``target_epsilon``, and at least 0.995 of it.
 
-    More noise must not cost more. It may spend less where even the smallest noise, 0.01, does, or where cost jumps.
-    Raises ConfigError if the target is not positive and finite, or no noise reaches it.
+    It may spend less where even the smallest noise, 0.01, does, or where cost jumps.
+
+    Args:
+        target_epsilon: The most that the event may spend, positive and finite.
+        delta: Of the guarantee, in [1e-100, 1).
+        event_of: Makes the event of a noise multiplier. More noise must not cost more.
+        accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound.
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+
+    Raises:
+        ConfigError: if the target is not positive and finite, or no noise reaches it.
     """
     check_terms(delta, accountant, relation)
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
@@ -229,9 +254,16 @@ def plan(
 ) -> PrivacyPlan:
     """The plan with the least training noise whose statistics and training together spend at most ``epsilon``.
 
-    training: the charges of all rounds with a noise multiplier. statistics_share: the statistics alone would spend
-    this fraction of ``epsilon``; 0 means that none are released.
-    Raises ConfigError naming the value that is out of range.
+    Args:
+        epsilon: The most that the run may spend, positive and finite.
+        delta: Of the guarantee, in [1e-100, 1).
+        training: Gives the charges of all rounds with a noise multiplier.
+        statistics_share: The statistics alone would spend this fraction of ``epsilon``; 0 means that none are released.
+        accountant: "pld" is the tight one that is reported; "rdp" is Opacus' Renyi bound.
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+
+    Raises:
+        ConfigError: naming the value that is out of range.
     """
     if not 0 <= statistics_share < 1:
         raise ConfigError(f"statistics_share must lie in [0, 1), got {statistics_share}.")

@@ -47,17 +47,35 @@ _NEIGHBOURS = {
 
 
 def pld_epsilon(events: Composition, delta: float, relation: Relation) -> float:
-    """Epsilon at ``delta`` by privacy loss distributions, on a grid refined until halving moves it < 0.3 %."""
+    """Epsilon at ``delta`` by privacy loss distributions, on a grid refined until halving moves it < 0.3 %.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        delta: Of the guarantee.
+        relation: The neighbouring relation.
+    """
     return _refined(events, delta, relation)[0]
 
 
 def losses(events: Composition, delta: float, relation: Relation) -> Any:
-    """The privacy loss distribution of all events together, rounded to the safe side as ``pld_epsilon`` does at ``delta``."""
+    """The privacy loss distribution of all events together, rounded to the safe side as ``pld_epsilon`` does at ``delta``.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        delta: Chooses the grid: the one on which ``pld_epsilon`` ends.
+        relation: The neighbouring relation.
+    """
     return composed(events, relation, _refined(events, delta, relation)[1])
 
 
 def quick_losses(events: Composition, rough: float, relation: Relation) -> Any:
-    """The same on a coarse grid, in milliseconds, where a bound on epsilon of ``rough`` is known."""
+    """The privacy loss distribution of all events together on a coarse grid, in milliseconds, rounded to the safe side.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        rough: A bound on epsilon, which sets the grid's spacing.
+        relation: The neighbouring relation.
+    """
     return composed(events, relation, _interval(events, relation, rough, _COARSE_SHARE), _of_doublings)
 
 
@@ -88,7 +106,13 @@ def _refined(events: Composition, delta: float, relation: Relation) -> tuple[flo
 
 
 def quick_epsilon(events: Composition, delta: float, relation: Relation) -> float:
-    """The smaller of RDP and PLD on a coarse grid: milliseconds, sound, usually within 0.1 % of ``pld_epsilon``."""
+    """The smaller of RDP and PLD on a coarse grid: milliseconds, sound, usually within 0.1 % of ``pld_epsilon``.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        delta: Of the guarantee.
+        relation: The neighbouring relation.
+    """
     rough = rdp_epsilon(events, delta, relation)
     if rough == 0 or rough > _NO_PRIVACY:
         return rough
@@ -125,7 +149,15 @@ def _scale(rough: float) -> float:
 def pld_epsilon_at(
     events: Composition, delta: float, relation: Relation, interval: float, compose: Compose | None = None
 ) -> float:
-    """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``."""
+    """Epsilon at ``delta`` with privacy losses rounded up to multiples of ``interval``.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        delta: Of the guarantee. What Fourier transforms may err is taken off it.
+        relation: The neighbouring relation.
+        interval: The grid's spacing, in units of epsilon.
+        compose: Composes one event with itself; by default all its occurrences at once.
+    """
     return _epsilon_of(composed(events, relation, interval, compose), delta - rounding(events))
 
 
@@ -139,9 +171,11 @@ def _epsilon_of(distribution: Any, delta: float) -> float:
 def _least_epsilon(losses: DensePLDPmf, delta: float) -> float:
     """The least epsilon at which the hockey-stick divergence of one direction is at most ``delta``.
 
-    With the losses l_k of the grid, their probabilities p_k and epsilon in [l_{k-1}, l_k], the divergence is
-    sum_{i >= k} p_i - exp(epsilon - l_k) sum_{i >= k} p_i exp(l_k - l_i), which is solved for epsilon: dp-accounting's own sums
-    over all losses for every epsilon that a search tries.
+    Let the grid have losses l_k with probabilities p_k, and let epsilon lie in [l_{k-1}, l_k]. The divergence is then
+
+        sum_{i >= k} p_i - exp(epsilon - l_k) sum_{i >= k} p_i exp(l_k - l_i),
+
+    which is solved for epsilon. dp-accounting's own sums over all losses for every epsilon that a search tries.
     """
     left = delta - losses._infinity_mass
     if left < 0:
@@ -176,7 +210,15 @@ def composed(events: Composition, relation: Relation, interval: float, compose: 
     """The privacy loss distribution of all events together, losses rounded up to multiples of ``interval``.
 
     Events that only have a Renyi bound enter together, as the worst distribution which that bound allows.
-    Raises ConfigError for so little noise that nearly all losses lie beyond any grid.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        relation: The neighbouring relation.
+        interval: The grid's spacing, in units of epsilon.
+        compose: Composes one event with itself; by default all its occurrences at once.
+
+    Raises:
+        ConfigError: for so little noise that nearly all losses lie beyond any grid.
     """
     renyi = tuple((event, count) for event, count in events if _has_only_renyi(event, relation))
     # dp-accounting's own PLDAccountant forgets the count of randomised response; here every event is composed.
@@ -297,8 +339,8 @@ def _accurate(removed: Any, relation: Relation) -> Any:
 def _worst_pld(bound: Reals, interval: float) -> Any:
     """A privacy loss distribution that is no better than any with these Renyi divergences in both directions.
 
-    Its delta at each of at most 8001 points of the grid is the bound's largest convex minorant, which no real delta
-    exceeds, convex in e^epsilon as it is; in between it is joined linearly (Doroshenko et al. 2022, Algorithm 1).
+    Its delta at each of at most 8001 points of the grid is the bound's largest convex minorant. No real delta exceeds
+    that, since a real delta is convex in e^epsilon. In between it is joined linearly (Doroshenko et al. 2022, Algorithm 1).
     """
     top = 2.0**-10
     while delta_of(bound, np.array([top]))[0] > _NO_TAIL and top < _LARGE:

@@ -40,9 +40,19 @@ def shown_epsilon(
     "basic" and "advanced" take every step for what it is at its own delta: exactly that of the Gaussian, amplified by the
     sample. "basic" gives each step delta / steps. "advanced" is the better of Dwork, Rothblum and Vadhan's and of Kairouz,
     Oh and Viswanath's, with the best of 25 shares of delta for the steps. "zcdp" knows no sampling: every step is a
-    Gaussian over all patients. "gdp" is a limit theorem's approximation, the rest are upper bounds. "prv" is Opacus';
-    infinite where its grid would be larger than ``largest_grid`` points.
-    Raises ConfigError for values out of range, an unknown accountant, and "prv" under "replace-one", which it cannot.
+    Gaussian over all patients. "gdp" is a limit theorem's approximation, the rest are upper bounds. "prv" is Opacus'.
+
+    Args:
+        accountant: One of ``SHOWN``.
+        sample_rate: Probability with which a patient is in a step.
+        noise_multiplier: Standard deviation of a step's noise over the clip norm.
+        steps: Number of sums.
+        delta: Of the guarantee.
+        relation: The neighbouring relation.
+        largest_grid: "prv" is infinite where its grid would have more points than this.
+
+    Raises:
+        ConfigError: for values out of range, an unknown accountant, and "prv" under "replace-one", which it cannot.
     """
     if accountant not in SHOWN:
         raise ConfigError(
@@ -80,7 +90,15 @@ def curves(
 ) -> dict[str, tuple[Floats, Floats]]:
     """Steps (m,) and epsilon (m,), both finite, of every accountant that can answer quickly; m is at most 25.
 
-    Raises ConfigError for values out of range.
+    Args:
+        sample_rate: Probability with which a patient is in a step.
+        noise_multiplier: Standard deviation of a step's noise over the clip norm.
+        steps: Number of sums at the end of each curve.
+        delta: Of the guarantee.
+        relation: The neighbouring relation.
+
+    Raises:
+        ConfigError: for values out of range.
     """
     dpsgd_event(sample_rate, noise_multiplier, steps)
     found = {}

@@ -18,18 +18,40 @@ _LOG_LARGEST = 700.0  # where exp comes near to overflow
 
 
 def basic(epsilon: float, delta: float, count: int) -> tuple[float, float]:
-    """(epsilon, delta) of ``count`` releases that each cost that much; basic composition, Dwork and Roth 2014."""
+    """(epsilon, delta) of ``count`` releases that each cost that much; basic composition, Dwork and Roth 2014.
+
+    Args:
+        epsilon: Of each release.
+        delta: Of each release.
+        count: Number of releases.
+    """
     return count * epsilon, count * delta
 
 
 def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """The same for ``slack`` more delta; advanced composition, Dwork, Rothblum and Vadhan 2010."""
+    """(epsilon, delta) of ``count`` releases by advanced composition, Dwork, Rothblum and Vadhan 2010.
+
+    Args:
+        epsilon: Of each release.
+        delta: Of each release.
+        count: Number of releases.
+        slack: By how much delta is larger than under basic composition, so that epsilon is smaller.
+    """
     together = math.sqrt(2 * count * math.log(1 / slack)) * epsilon + count * epsilon * _expm1(epsilon)
     return together, count * delta + slack
 
 
 def kairouz(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
-    """The same, never above ``basic``; the closed form of Kairouz, Oh and Viswanath 2017."""
+    """(epsilon, delta) of ``count`` releases, epsilon never above that of ``basic``.
+
+    The closed form of Kairouz, Oh and Viswanath 2017.
+
+    Args:
+        epsilon: Of each release.
+        delta: Of each release.
+        count: Number of releases.
+        slack: The part of delta that composition itself may use.
+    """
     mean = count * epsilon * math.tanh(epsilon / 2)
     spread = epsilon * math.sqrt(2 * count)
     logs = math.log(math.e + math.sqrt(count) * epsilon / slack), math.log(1 / slack)
@@ -40,8 +62,13 @@ def kairouz(epsilon: float, delta: float, count: int, slack: float) -> tuple[flo
 def optimal_delta(epsilon: float, count: int, total: float) -> float:
     """The least delta at ``total`` epsilon of ``count`` releases of pure ``epsilon`` each: none is better for all of them.
 
-    Kairouz, Oh and Viswanath 2017, Theorem 3.3, between its points as well: the divergence of ``count`` randomised
+    Kairouz, Oh and Viswanath 2017, Theorem 3.3, between its points as well. It is the divergence of ``count`` randomised
     responses, sum over l of C(count, l) p^(count - l) (1 - p)^l (1 - e^(total - (count - 2 l) epsilon))+.
+
+    Args:
+        epsilon: Of each release, at delta 0.
+        count: Number of releases.
+        total: Epsilon of all of them together.
     """
     lies = np.arange(count + 1)
     log_choices = special.gammaln(count + 1) - special.gammaln(lies + 1) - special.gammaln(count - lies + 1)
@@ -51,8 +78,15 @@ def optimal_delta(epsilon: float, count: int, total: float) -> float:
 
 
 def optimal(epsilon: float, delta: float, count: int, target: float) -> float:
-    """The least epsilon at delta ``target`` of ``count`` releases of (``epsilon``, ``delta``) each; infinite if their own
-    deltas are more than that. Kairouz, Oh and Viswanath 2017, Theorem 3.3.
+    """The least epsilon at delta ``target`` of ``count`` releases of (``epsilon``, ``delta``) each.
+
+    Kairouz, Oh and Viswanath 2017, Theorem 3.3.
+
+    Args:
+        epsilon: Of each release.
+        delta: Of each release.
+        count: Number of releases.
+        target: Delta of all of them together; epsilon is infinite if their own deltas are more than that.
     """
     log_kept = count * math.log1p(-delta)
     left = (target + math.expm1(log_kept)) / math.exp(log_kept)
@@ -62,8 +96,14 @@ def optimal(epsilon: float, delta: float, count: int, target: float) -> float:
 
 
 def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """(epsilon, delta) for ``size`` patients together, of what holds for one; group privacy, Dwork and Roth 2014, its sum
-    of delta (1 + e^epsilon + ... + e^((size - 1) epsilon)) exact.
+    """(epsilon, delta) for ``size`` patients together, by group privacy, Dwork and Roth 2014.
+
+    Its sum of delta (1 + e^epsilon + ... + e^((size - 1) epsilon)) is exact.
+
+    Args:
+        epsilon: For one patient.
+        delta: For one patient.
+        size: Number of patients.
     """
     return size * epsilon, delta * (_expm1(size * epsilon) / _expm1(epsilon) if epsilon else size)
 
@@ -79,14 +119,20 @@ def group_gdp(mu: float, size: int) -> float:
 
 
 def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
-    """(epsilon, delta) on a random sample that holds each patient with probability ``rate``; Balle, Barthe and Gaboardi
-    2018, Theorem 8 for Poisson sampling, and their result for sampling without replacement.
+    """(epsilon, delta) of a mechanism that runs on a random sample, which holds each patient with probability ``rate``.
 
-    Poisson sampling: under "add-remove", of what holds for one added or removed on the sample; under "replace-one", of
-    what holds on it for both. Sampling without replacement, rate = sample / patients: under "replace-one", and under
-    "add-remove" with the larger number of patients, of what holds for one replaced on the sample.
-    The sample must stay hidden: a server that sees which hospitals took part gives none.
-    Raises ConfigError if the rate is outside (0, 1].
+    Balle, Barthe and Gaboardi 2018, Theorem 8 for Poisson sampling, and their result for sampling without replacement.
+    The sample must stay hidden: a server that sees which hospitals took part gives no amplification.
+
+    Args:
+        epsilon: Of the mechanism on the sample. Poisson sampling: under "add-remove", of what holds for one added or removed
+            on the sample; under "replace-one", of what holds on it for both. Sampling without replacement: under "replace-one",
+            and under "add-remove" with the larger number of patients, of what holds for one replaced on the sample.
+        delta: Of the mechanism on the sample, in the same sense.
+        rate: In (0, 1]; sample / patients without replacement.
+
+    Raises:
+        ConfigError: if the rate is outside (0, 1].
     """
     if not 0 < rate <= 1:
         raise ConfigError(f"rate must lie in (0, 1], got {rate}.")
@@ -134,6 +180,12 @@ def clt_mu(rate: float, noise: float, steps: int, relation: str = "add-remove") 
     Bu, Dong, Long and Su 2020. Where a patient is replaced, by the same argument, from the variance of the
     difference of two opposite contributions: rate sqrt(steps 4 sinh(1/noise^2)). An approximation from below or above:
     at rate 0.001, noise 0.5, 1000 steps and delta 1e-5 it gives 0.85, where 3.24 is spent.
+
+    Args:
+        rate: Probability with which a patient is in a step.
+        noise: Standard deviation of a step's noise over the clip norm.
+        steps: Number of steps.
+        relation: "add-remove"; any other counts a patient as replaced.
     """
     precision = noise**-2
     if precision > _LOG_LARGEST:
@@ -143,8 +195,14 @@ def clt_mu(rate: float, noise: float, steps: int, relation: str = "add-remove") 
 
 
 def clt_mu_uniform(rate: float, noise: float, steps: int) -> float:
-    """The same for samples of a fixed size and a replaced patient, with ``noise`` relative to the sensitivity:
-    rate sqrt(2 steps (e^(1/noise^2) Phi(1.5/noise) + 3 Phi(-0.5/noise) - 2)); Dong, Roth and Su 2022.
+    """mu in the limit of many steps of Gaussians on samples of a fixed size, for a replaced patient.
+
+    It is rate sqrt(2 steps (e^(1/noise^2) Phi(1.5/noise) + 3 Phi(-0.5/noise) - 2)); Dong, Roth and Su 2022.
+
+    Args:
+        rate: Share of the patients in a sample.
+        noise: Standard deviation of a step's noise over the sensitivity.
+        steps: Number of steps.
     """
     excess = math.exp(noise**-2) * special.ndtr(1.5 / noise) + 3 * special.ndtr(-0.5 / noise) - 2
     return rate * math.sqrt(2 * steps * float(excess))

@@ -4,9 +4,9 @@ The accountants compose events that were fixed in advance. A coordinator may cho
 then their composition is no bound. Three rules hold all the same, for a budget (epsilon, delta) and any neighbouring
 relation; docs/privacy/filter.md proves them.
 
-1. *One plan.* The requests of a plan that was declared before its first answer, in any order and however many of them
-   are made, are post-processing of one non-adaptive composition: the accountant's bound on the whole plan holds.
-2. *Gaussian differential privacy.* Releases that are mu_i-GDP up to a probability slack_i, each chosen adaptively, cost at
+1. *One plan.* A plan is declared before its first answer. Its requests, in any order and however many of them are made,
+   are post-processing of one non-adaptive composition: the accountant's bound on the whole plan holds.
+2. *Gaussian differential privacy.* Releases are mu_i-GDP up to a probability slack_i, each chosen adaptively. They cost at
    most epsilon while sum(mu_i^2) is at most what one Gaussian release may have at delta - sum(slack_i). Smith and Thakurta
    2022 (arXiv 2210.17520) and Koskela, Tobaben and Honkela 2023 (arXiv 2209.15596) for sums of mu^2; Rogers,
    Roth, Ullman and Vadhan 2016 (arXiv 1605.08294) for filters.
@@ -47,8 +47,9 @@ _NO_PRIVACY = 1e4
 class Piece:
     """Events that were fixed together before the first of them was answered.
 
-    ``composition``: the events with their counts, merged. ``place``: the plan's place among the ledger's runs, from 1 on;
-    0 for a single release beside any plan, of which there may be a thousand.
+    ``composition``: the events with their counts, merged.
+    ``place``: the plan's place among the ledger's runs, from 1 on; 0 for a single release beside any plan, of which there
+    may be a thousand.
     """
 
     composition: Composition
@@ -63,7 +64,13 @@ class Piece:
 def filter_epsilon(pieces: Sequence[Piece], delta: float, relation: Relation) -> float:
     """The least epsilon for which the filter allows the pieces at ``delta``, however each was chosen by earlier answers.
 
-    Infinite where a piece is Gaussian at no mu.
+    Args:
+        pieces: All plans and single releases of one ledger.
+        delta: Of the guarantee over all pieces together.
+        relation: The neighbouring relation.
+
+    Returns:
+        Epsilon; infinite where a piece is Gaussian at no mu.
     """
     if any(isinstance(event, dpa.NonPrivateDpEvent) for piece in pieces for event, _ in piece.composition):
         return math.inf
@@ -116,8 +123,11 @@ def _mu_squared(composition: Composition, slack: float, relation: Relation) -> f
 
 
 def _pure(rest: Composition, relation: Relation) -> float:
-    """The sum of mu^2 of pure releases: randomised response with epsilon is mu-GDP at mu = 2 Phi^-1(1 / (1 + e^-epsilon)),
-    and every pure release can be made from it (Dong, Roth and Su 2022, Proposition 3; Kairouz, Oh and Viswanath 2017)."""
+    """The sum of mu^2 of pure releases.
+
+    Randomised response with epsilon is mu-GDP at mu = 2 Phi^-1(1 / (1 + e^-epsilon)). Every pure release can be made from
+    it (Dong, Roth and Su 2022, Proposition 3; Kairouz, Oh and Viswanath 2017).
+    """
     total = 0.0
     for event, count in rest:
         epsilon = pure_epsilon(((event, 1),), relation)

@@ -34,7 +34,13 @@ _FAR_ORDERS = np.array([round(2 ** (k / 2)) for k in range(21, 33)], dtype=np.fl
 
 
 def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
-    """Epsilon at ``delta`` by the best of the orders; Balle et al. 2020, Theorem 21."""
+    """Epsilon at ``delta`` by the best of the orders; Balle et al. 2020, Theorem 21.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        delta: Of the guarantee. The events' own deltas are taken off it; epsilon is infinite where nothing is left.
+        relation: The neighbouring relation.
+    """
     # A mechanism with a delta of its own is, but for that probability, one with epsilon alone.
     own = own_deltas(events, relation)
     left = (delta - own) / (1 - own) if own < 1 else 0.0
@@ -53,7 +59,13 @@ def rdp_epsilon(events: Composition, delta: float, relation: Relation) -> float:
 
 
 def delta_of(divergence: Reals, eps: Reals, orders: Reals = ORDERS) -> Reals:
-    """The least delta at each ``eps`` that the divergences at ``orders`` allow; Balle et al. 2020, Theorem 21."""
+    """The least delta at each ``eps`` that the divergences at ``orders`` allow; Balle et al. 2020, Theorem 21.
+
+    Args:
+        divergence: (orders,) Renyi divergences.
+        eps: (n,) epsilons.
+        orders: (orders,) above 1; those of ``divergence``, by default ``ORDERS``.
+    """
     column = orders[:, None]
     log_delta = (column - 1) * (divergence[:, None] - eps + np.log1p(-1 / column)) - np.log(column)
     delta: Reals = np.exp(np.minimum(log_delta.min(axis=0), 0.0))
@@ -78,15 +90,23 @@ def for_one(event: ApproximateDpEvent, relation: Relation) -> tuple[float, float
 
 
 def as_poisson(event: Any) -> DpEvent:
-    """What a Gaussian on a sample without replacement is for a patient added or removed: the sample holds the patient
-    with probability ``sample / patients``, and then in the place of another. Zhu, Dong and Wang 2022, Theorem 11.
+    """The Poisson sampled Gaussian that stands for one on a sample without replacement, for a patient added or removed.
+
+    The sample holds the patient with probability ``sample / patients``, and then in the place of another. Zhu, Dong and
+    Wang 2022, Theorem 11.
     """
     halved = dpa.GaussianDpEvent(event.event.noise_multiplier / 2)
     return dpa.PoissonSampledDpEvent(event.sample_size / event.source_dataset_size, halved)
 
 
 def total(events: Composition, relation: Relation, far: bool = False) -> Reals:
-    """Renyi divergence of all events together, but for their own deltas."""
+    """Renyi divergence of all events together at every order, but for their own deltas.
+
+    Args:
+        events: Merged, with the number of times that each occurs.
+        relation: The neighbouring relation.
+        far: Takes the far orders, which very small epsilons need, instead of ``ORDERS``.
+    """
     return sum(
         (count * divergence(event, relation, far) for event, count in events),
         np.zeros_like(_FAR_ORDERS if far else ORDERS),
@@ -95,7 +115,16 @@ def total(events: Composition, relation: Relation, far: bool = False) -> Reals:
 
 @lru_cache(maxsize=1024)
 def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
-    """Renyi divergence of one event at every order, or at every far order; infinite where the numerics fail."""
+    """Renyi divergence of one event at every order; infinite where the numerics fail.
+
+    Args:
+        event: As ``merged`` gives it.
+        relation: The neighbouring relation.
+        far: Takes the far orders, which very small epsilons need, instead of ``ORDERS``.
+
+    Raises:
+        TypeError: for an event that ``merged`` does not give.
+    """
     orders = _FAR_ORDERS if far else ORDERS
     moves = MOVES[relation]
     found: Reals
@@ -139,8 +168,9 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
 
 
 def _pure(eps: float, orders: Reals) -> Reals:
-    """Renyi divergence of randomised response with ``eps``, which any mechanism of that epsilon can be made from (Kairouz,
-    Oh and Viswanath 2017): log(cosh((order - 1/2) eps) / cosh(eps / 2)) / (order - 1), without cancelling.
+    """Renyi divergence of randomised response with ``eps``: log(cosh((order - 1/2) eps) / cosh(eps / 2)) / (order - 1).
+
+    Any mechanism of that epsilon can be made from it (Kairouz, Oh and Viswanath 2017). Computed without cancelling.
     """
     if not eps:
         return 0 * orders
@@ -188,8 +218,9 @@ def _logarithmic_gamma(mean: float) -> float:
 
 
 def _sampled_gaussian(rate: float, noise: float, orders: Reals) -> Reals:
-    """Renyi divergence of one Poisson sampled Gaussian at each order: log E[ratio^order] / (order - 1), where the ratio is
-    1 + rate (exp((2x - 1) / (2 noise^2)) - 1) and x is Gaussian. Mironov, Talwar and Zhang 2019.
+    """Renyi divergence of one Poisson sampled Gaussian at each order: log E[ratio^order] / (order - 1).
+
+    The ratio is 1 + rate (exp((2x - 1) / (2 noise^2)) - 1), with a Gaussian x. Mironov, Talwar and Zhang 2019.
     """
     whole = orders == np.floor(orders)
     log_excess = np.zeros_like(orders)
@@ -216,9 +247,9 @@ def _whole_excess(rate: float, noise: float, order: float) -> float:
 def _fractional_excess(rate: float, noise: float, orders: Reals) -> Reals:
     """log(E[ratio^order] - 1) by the trapezoidal rule on ratio^order - 1 - order (ratio - 1), which is never negative.
 
-    The integrand is analytic within pi noise^2 of the real line, where the ratio has its zeros, and within a strip of
-    half width w no more than e^(w^2 / (2 noise^2)) times larger, so that at this spacing the relative error is about
-    e^-40; a strip wider than sqrt(80) noise gains nothing. It is bounded by Gaussians centred between 0 and the order.
+    The integrand is analytic within pi noise^2 of the real line, where the ratio has its zeros. Within a strip of half
+    width w it is no more than e^(w^2 / (2 noise^2)) times larger. So at this spacing the relative error is about e^-40; a
+    strip wider than sqrt(80) noise gains nothing. The integrand is bounded by Gaussians centred between 0 and the order.
     """
     strip = min(math.pi * noise**2, math.sqrt(80) * noise)
     spacing = min(noise / 2, 2 * math.pi * strip / (40 + strip**2 / (2 * noise**2)))

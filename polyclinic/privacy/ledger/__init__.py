@@ -1,9 +1,9 @@
 """The ledger: every privacy event of a hospital's patients, over all runs, in one SQLite file.
 
-Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine; of a
-simulation's rounds, whose releases stay on the machine, one of the machine only once a checkpoint is about to count on it. A
-refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the trainer's
-part. What stands in it is read by ``statements``, checked by ``verify``.
+Charge first, then touch data. A charge is one transaction that survives a crash of the process or the machine. The releases
+of a simulation's rounds stay on the machine: their charges survive a crash of the machine only once a checkpoint is about to
+count on them. A refused charge changes nothing. The ledger counts what was charged; that the mechanism did as charged is the
+trainer's part. What stands in it is read by ``statements``, checked by ``verify``.
 
 A hospital's file is its own. The hospitals of a simulation share one file, so that a round is one transaction.
 """
@@ -115,7 +115,17 @@ class Ledger:
 
     @classmethod
     def open_all(cls, path: Path, terms: Sequence[Terms], alone: bool = False) -> list[Ledger]:
-        """The ledgers of a simulation's sites in their one file; ``alone`` allows no other site in it."""
+        """The ledgers of a simulation's sites in their one file, which begins where there is none.
+
+        Args:
+            path: The file.
+            terms: Of each site. Budget and accountant may differ from those in the file, the rest may not.
+            alone: Allows no other site in the file.
+
+        Raises:
+            ConfigError: if the file holds another site although ``alone``, or was begun with other terms.
+            DataError: if it is no ledger.
+        """
         path = Path(path)
         if not path.exists():
             create(path)
@@ -182,8 +192,16 @@ class Ledger:
     ) -> float:  # fmt: skip
         """Record ``event`` before it happens; returns an upper bound on the epsilon spent with it.
 
-        plan: all charges that the run will make, each with how often at most; of its first charge only, see ``Charge``.
-        Raises BudgetRefused, with the file unchanged, if the budget does not allow it.
+        Args:
+            event: What is about to be released.
+            purpose: What for, as the statement shows it.
+            run: The name of the run that releases it.
+            round: The number of the round; 0 before the first.
+            release: Identifies what will leave, so that the same numbers are not charged twice; empty for a new release.
+            plan: All charges that the run will make, each with how often at most; of its first charge only, see ``Charge``.
+
+        Raises:
+            BudgetRefused: with the file unchanged, if the budget does not allow it.
 
         >>> from polyclinic.privacy.accounting import gaussian_event
         >>> ledger = Ledger.open(Path("ledger.sqlite"), Terms("north", delta=1e-5, budget=3.0))  # doctest: +SKIP
@@ -281,10 +299,21 @@ def _judged(terms: Terms, past: History, charge: Charge) -> tuple[str, str, Hist
 def check_affordable(
     path: Path, terms: Terms, run: str, events: Sequence[DpEvent], plan: str, limits: Sequence[Limit]
 ) -> None:
-    """Raises BudgetRefused if budget or ``limits`` have no room for ``events``, with which a ``run`` of this ``plan`` begins.
+    """Check that budget and ``limits`` have room for ``events``, with which a ``run`` of this ``plan`` begins.
 
     Charges nothing, and begins no ledger where there is none. A run of which the ledger holds a charge has begun: what it
     still costs is judged charge by charge.
+
+    Args:
+        path: The ledger's file, which need not exist.
+        terms: Of the site.
+        run: The name of the run.
+        events: The first charges of the run, at least one.
+        plan: All charges that the run will make, as ``plan_text`` writes them.
+        limits: What some runs may cost together.
+
+    Raises:
+        BudgetRefused: if there is no room.
     """
     ledger = Ledger(path, terms, False)
     rows = ledger.recorded().rows if path.exists() else []

@@ -1,7 +1,7 @@
 """What ledgers say, as the JSON that the command line prints and a run's summary carries; an infinite epsilon is None.
 
-A statement is read from the file; ``detailed`` adds what follows from its events: other deltas, each run by itself, what
-left outside epsilon, and what still fits into the budget.
+A statement is read from the file. The function ``detailed`` adds what follows from its events: other deltas, each run by
+itself, what left outside epsilon, and what still fits into the budget.
 """
 
 from __future__ import annotations
@@ -49,7 +49,14 @@ def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
 
 
 def statement(terms: Terms, history: History | None, events: Sequence[dict[str, Any]], intact: bool) -> Statement:
-    """A site's statement; epsilon and risk are None where its history cannot be accounted, which is None then."""
+    """A site's statement; epsilon and risk are None where its history cannot be accounted.
+
+    Args:
+        terms: Of the site.
+        history: What was charged by run; None where it cannot be accounted.
+        events: The charges as the statement shows them.
+        intact: Whether no finding speaks against the ledger.
+    """
     return {
         "site": terms.site, "epsilon": None if history is None else finite(epsilon_of(history, terms)),
         "delta": terms.delta, "budget": terms.budget, "unit": terms.unit, "relation": terms.relation,
@@ -80,9 +87,10 @@ def statement_of(statements: Sequence[Statement]) -> Statement:
 def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
     """The statement with ``at``, ``runs``, ``outside`` and ``room``.
 
-    at: epsilon at each of ``deltas``, or at the next three powers of ten below the statement's own.  runs: what each run
-    cost by itself; the figures do not add up to the whole, which composes better.  outside: what left without costing
-    the patients that epsilon protects.  room: see ``room_left``.
+    at: epsilon at each of ``deltas``, or at the next three powers of ten below the statement's own.
+    runs: what each run cost by itself; the figures do not add up to the whole, which composes better.
+    outside: what left without costing the patients that epsilon protects.
+    room: see ``room_left``.
     Raises ConfigError for a delta outside (0, 1).
     """
     terms = Terms(*(statement[name] for name in ("site", "delta", "relation", "unit", "budget", "accountant")))
@@ -115,7 +123,7 @@ def smaller_deltas(delta: float) -> list[float]:
 def room_left(history: History, terms: Terms) -> dict[str, float | None] | None:
     """The largest single release that the budget still allows: a sum with Gaussian noise, and its epsilon by itself.
 
-    Budget less epsilon is not what is left, for epsilons do not add: several releases together cost less than the sum of
+    Budget less epsilon is not what is left, for epsilons do not add. Several releases together cost less than the sum of
     each by itself, and how much less depends on what they are. None where the budget is unlimited; epsilon 0 where not
     even a release with much noise fits.
     """

@@ -139,10 +139,17 @@ def read_plan(text: str) -> Spent:
 
 
 def with_spares(past: History, run: str, plan: str, terms: Terms) -> str:
-    """A plan that reserves the budget, with up to a tenth more of every charge that it repeats, as far as the budget has room
-    for all of that; a round that is charged again after a crash is then still one of the plan.
+    """A plan that reserves the budget, with up to a tenth more of every charge that it repeats.
 
-    Any other plan stays as it is: the filter allows charges beside it, and would count spares that nobody asks for.
+    It has the spares only as far as the budget has room for all of that. A round that is charged again after a crash is then
+    still one of the plan. Any other plan stays as it is: the filter allows charges beside it, and would count spares that
+    nobody asks for.
+
+    Args:
+        past: The ledger's history before the run.
+        run: The name of the run.
+        plan: As ``plan_text`` writes it.
+        terms: Of the site.
     """
     declared = read_plan(plan)
     more = tuple((entry, count + math.ceil(count / _SPARE) if count > 1 else count) for entry, count in declared)
@@ -190,9 +197,16 @@ def _read_spent(pairs: Iterable[tuple[object, Any]]) -> Spent:
 
 
 def with_charge(past: History, run: str, entry: str, plan: Spent = (), count: int = 1) -> History:
-    """The history with ``entry`` charged ``count`` times more for ``run``; ``plan`` counts with the run's first charge only.
+    """The history with ``entry`` charged ``count`` times more for ``run``.
 
     A charge that costs nothing leaves the history as it is.
+
+    Args:
+        past: The history before.
+        run: The name of the run.
+        entry: The event's text, as ``entry_of`` gives it.
+        plan: The charges that the run declares; counts with its first charge only, which is the plan where none is given.
+        count: How often it is charged.
     """
     if not is_costly(entry):
         return past
@@ -264,8 +278,14 @@ def check_told(history: History, relation: Relation) -> None:
 def epsilon_of(history: History, terms: Terms, quick: bool = False) -> float:
     """An upper bound on what ``history`` costs at the terms' delta under their relation.
 
-    Within one declared plan by the terms' accountant; otherwise by the privacy filter, since later requests may have been
-    chosen by earlier answers. ``quick`` as in ``accounting.epsilon``. Raises LookupError for an entry that cannot be accounted.
+    Args:
+        history: Within one declared plan, the terms' accountant bounds it. Otherwise the privacy filter does, since later
+            requests may have been chosen by earlier answers.
+        terms: Of the site.
+        quick: As in ``accounting.epsilon``.
+
+    Raises:
+        LookupError: for an entry that cannot be accounted.
     """
     if len(history) <= 1 and not any(block.beside for block in history):
         return _epsilon(flat(history), terms.delta, terms.accountant, terms.relation, quick)
@@ -354,7 +374,14 @@ def epsilon_together(histories: Sequence[History], most: int, terms: Terms) -> f
     """The epsilon of a patient with records at any ``most`` of the sites: the worst choice of so many, composed.
 
     Every choice is tried, those of sites that spent the same once; where that would be very many, one bound holds for all.
-    Raises LookupError as ``epsilon_of`` does.
+
+    Args:
+        histories: Of each site.
+        most: The number of sites that may hold records of one patient.
+        terms: Delta, relation and accountant of all sites.
+
+    Raises:
+        LookupError: as ``epsilon_of`` does.
     """
     return max(epsilon_of(choice, terms) for choice in _choices(histories, most))
 
@@ -370,7 +397,16 @@ def risk_of(history: History, relation: Relation) -> Risk:
 
 
 def risk_together(histories: Sequence[History], most: int, relation: Relation) -> Risk:
-    """The risk of a patient with records at any ``most`` of the sites, as ``epsilon_together`` finds epsilon."""
+    """The risk of a patient with records at any ``most`` of the sites, over the choices that ``epsilon_together`` tries.
+
+    Args:
+        histories: Of each site.
+        most: The number of sites that may hold records of one patient.
+        relation: The neighbouring relation of all sites.
+
+    Raises:
+        LookupError: for an entry that cannot be accounted.
+    """
     return worst(risk_of(choice, relation) for choice in _choices(histories, most))
 
 

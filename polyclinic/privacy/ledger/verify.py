@@ -1,9 +1,9 @@
 """Whether a ledger is what it was, and true: the chain of hashes, and epsilon recomputed from the events.
 
-A finding is one sentence on one charge or one site. That a chain is whole does not show that nobody who can write the file
-and knows the rule made it anew; only a hash that was exported earlier, and kept elsewhere, does. An export is a file for an
-auditor, who needs neither Polyclinic nor the ledger to check its chain: JSON holds everything, to the letter; CSV is the table
-of charges, for spreadsheets. It appears whole or not at all.
+A finding is one sentence on one charge or one site. Whoever can write the file and knows the rule could make a whole chain
+anew. Only a hash that was exported earlier, and kept elsewhere, shows that nobody did. An export is a file for an
+auditor, who needs neither Polyclinic nor the ledger to check its chain. JSON holds everything, to the letter; CSV is the
+table of charges, for spreadsheets. An export appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -55,8 +55,10 @@ class Finding:
 
 
 def verify_all(path: Path, site: str | None = None) -> list[Statement]:
-    """``verified`` of one site of a file, or of all; charges of sites whose terms are gone are findings of their own, and
-    what SQLite finds wrong with the file is a finding of every site.
+    """``verified`` of one site of a file, or of all.
+
+    Charges of sites whose terms are gone are findings of their own. What SQLite finds wrong with the file is a finding of
+    every site.
 
     Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
     """
@@ -80,10 +82,14 @@ def _add(site: Statement, findings: Sequence[Finding]) -> None:
 def verified(terms: Terms, recorded: Recorded) -> Statement:
     """A site's statement with its ``findings``; ``intact`` only where there are none.
 
-    Checked are the chain of hashes with the order of charges and the fixed terms; that every event can be accounted; that
-    no charge's ``epsilon_after`` is below the recomputed epsilon of the charges up to it; and that the epsilon of all, by
-    the exact accountant, is within the budget of now. Damaged charges are shown as they are; epsilon and risk are None where
-    one cannot be accounted.
+    It checks
+
+    - the chain of hashes with the order of charges and the fixed terms;
+    - that every event can be accounted;
+    - that no charge's ``epsilon_after`` is below the recomputed epsilon of the charges up to it;
+    - that the epsilon of all, by the exact accountant, is within the budget of now.
+
+    Damaged charges are shown as they are; epsilon and risk are None where one cannot be accounted.
     """
     findings = [Finding(terms.site, seq, problem) for seq, problem in recorded.breaks()]
     unknown = list(_unaccountable(terms, recorded.rows))
@@ -144,8 +150,15 @@ def _legible(row: Row) -> dict[str, Any]:
 def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[Statement]:
     """Write the statements of several sites of one file to ``out``, by its suffix: .json or .csv; returns them.
 
-    Raises ConfigError, with nothing written, for another suffix, a folder that is not there, or a file that is there
-    already, unless ``force``; DataError if the ledger is none.
+    Args:
+        ledgers: Of the sites, at least one, all in one file.
+        out: The file to write, whose folder is there.
+        force: Overwrites a file that is there already.
+
+    Raises:
+        ConfigError: with nothing written, for another suffix, a folder that is not there, or a file that is there already,
+            unless ``force``.
+        DataError: if the ledger is none.
     """
     formats: dict[str, Callable[..., str]] = {".json": _as_json, ".csv": _as_csv}
     if out.suffix not in formats:

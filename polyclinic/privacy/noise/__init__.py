@@ -28,12 +28,19 @@ NOISE = {
 def noise_process(
     name: str, steps: int, *, participation: Participation | None = None, restart: int | None = None, **options: Any
 ) -> NoiseProcess:
-    """The noise process of that name over ``steps`` steps, begun anew every ``restart`` steps (never by default).
+    """The noise process of that name over ``steps`` steps.
 
-    ``participation`` is what "banded" and "blt" are optimised for, once by default; whatever it is, the process'
-    ``sensitivity`` is true for any other. Options: "banded" bands, objective ("max" or "mean" error); "blt" buffers,
-    objective; "tree" honaker, completed.
-    Raises ConfigError for an unknown name or option, or an option out of its range.
+    Args:
+        name: One of ``NOISE``.
+        steps: Number of steps.
+        participation: What "banded" and "blt" are optimised for, once by default. Whatever it is, the process'
+            ``sensitivity`` is true for any other.
+        restart: The process begins anew every so many steps; never by default.
+        options: Of "banded": bands, objective ("max" or "mean" error). Of "blt": buffers, objective. Of "tree": honaker,
+            completed.
+
+    Raises:
+        ConfigError: for an unknown name or option, or an option out of its range.
     """
     if name not in NOISE:
         raise ConfigError(f"The noise process {name!r} is unknown; known are {', '.join(NOISE)}.{nearest(name, NOISE)}")

@@ -103,7 +103,17 @@ class Banded:
     def designed(
         cls, steps: int, participation: Participation, bands: int | None = None, objective: Objective = "max"
     ) -> Banded:
-        """As many bands as the separation by default; as many as steps where a patient takes part only once."""
+        """A banded factorisation for a participation.
+
+        Args:
+            steps: Number of steps.
+            participation: What its bands suit.
+            bands: As many as the separation by default; as many as steps where a patient takes part only once.
+            objective: The error that the coefficients minimise, "max" or "mean".
+
+        Raises:
+            ConfigError: for bands or an objective out of range.
+        """
         widest = steps if participation.within(steps) == 1 else min(participation.separation, steps)
         return cls(steps, widest if bands is None else bands, objective)
 
@@ -297,7 +307,7 @@ class Dense:
 def _optimal_dense(steps: int) -> tuple[Reals, Reals]:
     """C and C^-1, (T, T), that minimise tr(A^T A (C^T C)^-1) where C^T C has a unit diagonal.
 
-    With M = A^T A the optimum is C^T C = D^-1/2 (D^1/2 M D^1/2)^1/2 D^-1/2, D the diagonal matrix of the v with
+    With M = A^T A the optimum is C^T C = D^-1/2 (D^1/2 M D^1/2)^1/2 D^-1/2. D is the diagonal matrix of the v with
     v = diag((D^1/2 M D^1/2)^1/2). The iteration of that equation converges (Yuan et al. 2016; Denisov et al. 2022).
     """
     last = np.arange(steps, 0, -1.0)
@@ -317,7 +327,13 @@ def _optimal_dense(steps: int) -> tuple[Reals, Reals]:
 
 
 def combined(past: Reals, draws: Reals, weights: Callable[[int], Reals]) -> tuple[Reals, Reals]:
-    """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far."""
+    """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far.
+
+    Args:
+        past: (t, P) draws before.
+        draws: (n, P) new draws.
+        weights: Gives the (end,) weights of the first ``end`` draws.
+    """
     all_draws = np.concatenate([past, draws])
     noise = np.empty_like(draws)
     for row, end in enumerate(range(len(past) + 1, len(all_draws) + 1)):
@@ -336,8 +352,14 @@ def log_loss(
 ) -> tuple[float, Reals]:
     """Logarithm of sensitivity^2 times the largest or mean variance of the prefix sums, and its (T,) gradient.
 
-    column: (T,) first column of C; solve: C^-1 times a (T,) vector. The sensitivity is that of a non-negative column that
-    does not rise. With w the first column of C^-1 and b = A w, dw = -w * w * dc (products of power series).
+    The sensitivity is that of a non-negative column that does not rise. With w the first column of C^-1 and b = A w,
+    dw = -w * w * dc (products of power series).
+
+    Args:
+        column: (T,) first column of C.
+        solve: C^-1 times a (T,) vector.
+        participation: By which a patient moves the sums.
+        objective: "max" takes the largest variance, "mean" the mean.
     """
     from scipy.signal import correlate
 
@@ -358,7 +380,13 @@ def log_loss(
 def minimised(
     loss: Callable[[Reals], tuple[float, Reals]], start: Reals, bounds: list[tuple[float, float]] | None = None
 ) -> Reals:
-    """Where the loss, given with its gradient, has a minimum near ``start``: L-BFGS-B to the last digits it finds."""
+    """The point near ``start`` where the loss has a minimum: L-BFGS-B to the last digits it finds.
+
+    Args:
+        loss: Gives the loss and its gradient.
+        start: Where the search begins.
+        bounds: The least and largest value of each coordinate; None sets no bounds.
+    """
     from scipy.optimize import minimize
 
     options = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 30}

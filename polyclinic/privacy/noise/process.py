@@ -1,7 +1,7 @@
 """Noise over time: what is added to the clipped sums of successive steps so that their running sum stays accurate.
 
-Prefix sums are factorised as A = B C: releasing C x + z, with z of independent normal draws, is a Gaussian mechanism,
-and B (C x + z) = A (x + C^-1 z). So step t adds row t of C^-1 z, and SGD with that noise is DP-FTRL by post-processing
+Prefix sums are factorised as A = B C. Releasing C x + z, with z of independent normal draws, is a Gaussian mechanism,
+and B (C x + z) = A (x + C^-1 z). So step t adds row t of C^-1 z. SGD with that noise is DP-FTRL by post-processing
 (Kairouz et al. 2021; Denisov et al. 2022 for sums that depend on earlier releases).
 There is no amplification by sampling here: the bound is over every pattern that the declared participation allows.
 """
@@ -50,7 +50,12 @@ class Factorisation(Protocol):
     def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         """Rows step, step + 1, ... of C^-1 z from their (n, P) draws, and the memory after them.
 
-        memory: (rows_kept(step), P), zeros before the first step. Each row is computed as if it came alone.
+        Each row is computed as if it came alone.
+
+        Args:
+            step: Number of steps before.
+            memory: (rows_kept(step), P), zeros before the first step.
+            draws: (n, P) independent normal draws z of the next n steps.
         """
         ...
 
@@ -88,11 +93,19 @@ class NoiseProcess:
     def draw(
         self, stream: Stream, state: Mapping[str, npt.NDArray[Any]], steps: int, width: int
     ) -> tuple[Reals, State]:
-        """(steps, width) noise of the next steps, in the stream's dtype, and the state to go on from; {} begins.
+        """(steps, width) noise of the next steps, in the stream's dtype, and the state to go on from.
 
         Drawing in pieces is drawing at once. The state holds past noise, from which the released sums could be cleared of
         it: keep it where the patients' data are, and send it nowhere.
-        Raises ConfigError if the steps go beyond the last, or the state is not one of this process at this width.
+
+        Args:
+            stream: Draws the independent normal numbers.
+            state: As the last call returned it; {} begins.
+            steps: Number of next steps.
+            width: Number of values in a step's sum.
+
+        Raises:
+            ConfigError: if the steps go beyond the last, or the state is not one of this process at this width.
         """
         step, memory = self._restored(state, width)
         if steps < 0 or step + steps > self.steps:

@@ -19,7 +19,16 @@ from polyclinic.types import Reals
 
 
 def check_count(name: str, value: object, most: int | None = None) -> None:
-    """Raises ConfigError if ``value`` is not a whole number from 1 to ``most``."""
+    """Check that ``value`` is a whole number from 1 to ``most``.
+
+    Args:
+        name: Begins the error's message.
+        value: What was given.
+        most: The largest number that is allowed; None sets no limit.
+
+    Raises:
+        ConfigError: if it is not.
+    """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most is not None and value > most):
         allowed = "of at least 1" if most is None else f"from 1 to {most}"
         raise ConfigError(f"{name} must be a whole number {allowed}, got {value!r}.")
@@ -47,7 +56,7 @@ class Participation:
 def toeplitz_sensitivity(coefficients: Reals, participation: Participation) -> float:
     """L2 sensitivity of the lower triangular Toeplitz matrix with this (T,) first column.
 
-    Exact where the column is non-negative and does not rise: the worst participation begins at the first step and
+    Exact where the column is non-negative and does not rise. The worst participation then begins at the first step and
     returns as soon and as often as it may (Kalinin and Lampert 2024). Else the bound of ``gram_sensitivity``.
     """
     if (coefficients < 0).any() or (np.diff(coefficients) > 0).any():

@@ -1,7 +1,7 @@
 """Binary tree aggregation: every node of a binary tree over the steps is a noisy sum of the leaves below it.
 
 A prefix sum adds the largest nodes that tile it, at most log2 T of them. Dwork et al. 2010, Chan et al. 2011; for
-training Kairouz et al. 2021. The nodes that a step completes are remembered only as the largest of them, so one draw of
+training Kairouz et al. 2021. The nodes that a step completes are remembered only as the largest of them. So one draw of
 the right variance stands for all of theirs: the released sums are distributed as with a draw for each.
 """
 
@@ -21,8 +21,8 @@ from polyclinic.types import Reals
 class Tree:
     """A tree over ``steps`` steps. Keeps one vector for each level, about log2 T.
 
-    ``honaker``: a node's estimate weighs in the nodes below it (Honaker 2015, the part that a stream knows), so that its
-    variance at height h is 1 / (2 (1 - 2^-(h+1))) and not 1.
+    ``honaker``: a node's estimate weighs in the nodes below it (Honaker 2015, the part that a stream knows). Its variance at
+    height h is then 1 / (2 (1 - 2^-(h+1))) and not 1.
     ``completed``: the last step fills the tree up to a power of two with steps that add nothing, so that the whole sum
     is the root alone. Those steps are noised as any, and the root is one more level to pay for.
     """

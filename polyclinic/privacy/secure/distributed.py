@@ -1,6 +1,6 @@
 """Sums over hospitals on the integers: how updates become integers, the noise that each adds, and what the sum costs.
 
-Every hospital clips its update, rounds it onto a public grid, and adds its share of discrete Gaussian noise, so that the sum
+Every hospital clips its update, rounds it onto a public grid, and adds its share of discrete Gaussian noise. So the sum
 of all that arrive is private although none of them is so alone. Where the unit is the hospital, neighbours differ in one
 hospital's update, which is replaced by zeros; where it is the patient, in one patient of one hospital. Who takes part is
 public. Kairouz, Liu and Steinke 2021 (arXiv 2102.06387).
@@ -32,10 +32,14 @@ _TAIL = 40.0
 class SumTerms:
     """What all parties to one secure sum agree on; all of it is public.
 
-    size: numbers in an update. clip_norm: their largest L2 norm. bits: the grid's step is ``clip_norm / 2**bits``.
-    parties: most hospitals in the sum; threshold: fewest. noise_multiplier: standard deviation of the sum's noise over its
-    sensitivity with ``threshold`` hospitals in it, more with more of them; 0 adds none.
-    units: 1 where a hospital's whole update is protected. More where each of its patients is: its vector is then itself a sum
+    size: numbers in an update.
+    clip_norm: their largest L2 norm.
+    bits: the grid's step is ``clip_norm / 2**bits``.
+    parties: most hospitals in the sum.
+    threshold: fewest hospitals in the sum.
+    noise_multiplier: standard deviation of the sum's noise over its sensitivity with ``threshold`` hospitals in it, more with
+    more of them; 0 adds none.
+    units: 1 where a hospital's whole update is protected. More where each of its patients is. Its vector is then itself a sum
     of patients' vectors, of at most ``clip_norm`` each, and counts up to a length of so many clip norms.
     onlookers: hospitals whose own noise is not counted on, because they know it and see the sum.
     """
@@ -63,10 +67,15 @@ class SumTerms:
             raise ValueError("The grid is too coarse for shared noise; more bits make it finer.")
 
     def purpose(self, run: str, round: int, question: bytes) -> str:
-        """What pair masks of a round are derived for. They cancel only between hospitals that were asked the same.
+        """The text that pair masks of a round are derived for. They cancel only between hospitals that were asked the same.
 
-        question: digest of what hospitals were asked to train on. A server that computes the pair masks of drop-outs needs no
-        cancelling: what it takes for that is what hospitals sign for each other (``polyclinic.client.agreement``).
+        A server that computes the pair masks of drop-outs needs no cancelling. What it takes for that is what hospitals sign for
+        each other (``polyclinic.client.agreement``).
+
+        Args:
+            run: The name of the run.
+            round: The number of the round.
+            question: Digest of what hospitals were asked to train on.
         """
         return f"mask {run} {round} {question.hex()} {self}"
 
@@ -107,10 +116,18 @@ class SumTerms:
         return self.units == 1 or float(np.spacing(largest)) <= self.step / 4
 
     def rounded(self, update: Reals, weight: float, stream: Stream) -> Ints:
-        """``weight`` times the clipped update in steps of the grid; of one unit rounded at random so that the mean is kept.
+        """``weight`` times the clipped update in steps of the grid, as (size,) integers.
 
-        update: (size,) float; one with an entry that is not finite counts as zero. weight: in (0, 1], public.
-        The integers' L2 norm is at most ``sensitivity``, checked on them. A sum of units is rounded to the nearest instead.
+        One unit is rounded at random so that the mean is kept, and the integers' L2 norm is at most ``sensitivity``, checked on
+        them. A sum of units is rounded to the nearest instead.
+
+        Args:
+            update: (size,) float; one with an entry that is not finite counts as zero.
+            weight: In (0, 1], public.
+            stream: Draws the rounding of one unit.
+
+        Raises:
+            ValueError: for an update of another shape, or a weight out of range.
         """
         if update.shape != (self.size,) or not 0 < weight <= 1:
             raise ValueError(f"An update of {update.shape} with weight {weight}: needed are ({self.size},) and (0, 1].")
@@ -169,9 +186,16 @@ def patient_rho(noise_multiplier: float) -> float:
 def sum_rho(sensitivity: float, scale: float, parties: int, size: int) -> float:
     """The rho of zero-concentrated privacy of an integer sum with ``parties`` independent discrete Gaussians in each entry.
 
-    sensitivity: of the (size,) integer vector, in L2; scale: parameter of each Gaussian, at least 0.5. A sum of discrete
-    Gaussians is not one, which ``tau`` makes up for. Raises ValueError when ``scale`` is below 0.5.
-    Kairouz, Liu and Steinke 2021, Proposition 14.
+    A sum of discrete Gaussians is not one, which ``tau`` makes up for. Kairouz, Liu and Steinke 2021, Proposition 14.
+
+    Args:
+        sensitivity: Of the (size,) integer vector, in L2.
+        scale: Parameter of each Gaussian, at least 0.5.
+        parties: Number of Gaussians in each entry.
+        size: Number of entries.
+
+    Raises:
+        ValueError: when ``scale`` is below 0.5.
     """
     if scale < 0.5:
         raise ValueError(f"scale must be at least 0.5, got {scale}.")

@@ -35,8 +35,8 @@ _ANY = X25519PrivateKey.from_private_bytes(bytes(KEY_BYTES))
 def is_safe_threshold(threshold: int, count: int) -> bool:
     """Whether ``threshold`` of ``count`` parties may open a sum: at least two, and more than two thirds of them.
 
-    If parties release shares only for survivors that ``threshold`` of them signed, a server cannot have two different lists
-    accepted unless 2 * threshold - count parties help it, which is more than a third of them. Bonawitz et al. 2017,
+    Let parties release shares only for survivors that ``threshold`` of them signed. A server cannot then have two different
+    lists accepted unless 2 * threshold - count parties help it, which is more than a third of them. Bonawitz et al. 2017,
     section 6 and Theorem 6.5.
     """
     return max(2, 2 * count // 3 + 1) <= threshold <= count
@@ -68,19 +68,45 @@ def is_usable(public_key: bytes) -> bool:
 
 
 def agree(own: X25519PrivateKey, their_public_key: bytes, purpose: str) -> bytes:
-    """32 bytes that only the two parties know; the same from either side. Raises ValueError for an impossible key."""
+    """32 bytes that only the two parties know; the same from either side.
+
+    Args:
+        own: One party's private key.
+        their_public_key: The other party's, 32 bytes.
+        purpose: What the bytes are for; another purpose gives other bytes.
+
+    Raises:
+        ValueError: for an impossible key.
+    """
     shared = own.exchange(X25519PublicKey.from_public_bytes(their_public_key))
     return _derived(shared, f"agreed {purpose}")
 
 
 def seal(key: bytes, text: bytes, sender: int, receiver: int) -> bytes:
-    """``text`` encrypted and authenticated, with who sends it to whom."""
+    """``text`` encrypted and authenticated, with who sends it to whom.
+
+    Args:
+        key: Of sender and receiver, as ``agree`` gives it.
+        text: What is sent.
+        sender: The sender's number.
+        receiver: The receiver's number.
+    """
     nonce = secrets.token_bytes(12)
     return nonce + AESGCM(key).encrypt(nonce, text, f"{sender} {receiver}".encode())
 
 
 def unseal(key: bytes, sealed: bytes, sender: int, receiver: int) -> bytes:
-    """The text that ``seal`` took. Raises ValueError when it was altered, or is from or for another."""
+    """The text that ``seal`` took.
+
+    Args:
+        key: Of sender and receiver, as ``agree`` gives it.
+        sealed: What ``seal`` returned.
+        sender: The number of the party that it is said to be from.
+        receiver: The number of the party that it is for.
+
+    Raises:
+        ValueError: when it was altered, or is from or for another.
+    """
     try:
         return bytes(AESGCM(key).decrypt(sealed[:12], sealed[12:], f"{sender} {receiver}".encode()))
     except InvalidTag:
@@ -88,9 +114,17 @@ def unseal(key: bytes, sealed: bytes, sender: int, receiver: int) -> bytes:
 
 
 def split(seed: bytes, threshold: int, count: int) -> list[bytes]:
-    """Shares 1 to ``count`` of a 16-byte seed: any ``threshold`` of them give it back, fewer say nothing.
+    """Shares 1 to ``count`` of a seed, of 17 bytes each: any ``threshold`` of them give it back, fewer say nothing.
 
-    17 bytes each. Raises ValueError unless 1 <= threshold <= count. Shamir 1979, modulo 2^130 - 5.
+    Shamir 1979, modulo 2^130 - 5.
+
+    Args:
+        seed: 16 bytes.
+        threshold: Number of shares that give it back.
+        count: Number of shares.
+
+    Raises:
+        ValueError: unless 1 <= threshold <= count.
     """
     if not 1 <= threshold <= count:
         raise ValueError(f"threshold must lie in [1, {count}], got {threshold}.")
@@ -132,7 +166,13 @@ def commitment(seed: bytes) -> bytes:
 
 
 def own_mask(seed: bytes, size: int, word: np.dtype[Any]) -> Words:
-    """The ``size`` words that a party adds by itself."""
+    """The ``size`` words that a party adds by itself.
+
+    Args:
+        seed: The party's secret for its own mask.
+        size: Number of words.
+        word: The unsigned integers.
+    """
     return _words(_derived(seed, "own mask"), size, word)
 
 
@@ -141,8 +181,15 @@ def pair_masks(
 ) -> Words:
     """The ``size`` words that party ``index`` adds for all others of ``public_keys``: these of all parties sum to zero.
 
-    Of two parties the one with the smaller index adds and the other subtracts, modulo the word. ``purpose`` names run and
-    round, so that keys used twice by mistake would still not give the same words.
+    Of two parties the one with the smaller index adds and the other subtracts, modulo the word.
+
+    Args:
+        seed: Of the party's private key.
+        index: The party's own number.
+        public_keys: Of all parties, by number; the party's own is passed over.
+        size: Number of words.
+        word: The unsigned integers.
+        purpose: Names run and round, so that keys used twice by mistake would still not give the same words.
     """
     own, total = private_key(seed), np.zeros(size, dtype=word)
     for other, key in public_keys.items():

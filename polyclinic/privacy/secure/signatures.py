@@ -29,14 +29,27 @@ def sign(identity: bytes, text: bytes) -> bytes:
 
 
 def statement(subject: str, run: str, round: int, *parts: str | int | list[int]) -> bytes:
-    """The 32 bytes that a hospital signs to state ``parts`` of a secure sum: of one subject, for one run and one round only."""
+    """The 32 bytes that a hospital signs to state ``parts`` of a secure sum: of one subject, for one run and one round only.
+
+    Args:
+        subject: What the statement is about.
+        run: The name of the run.
+        round: The number of the round.
+        parts: What is stated.
+    """
     return sha256(json.dumps(["polyclinic secure sum", subject, run, round, *parts]).encode()).digest()
 
 
 # The hospitals of a simulation all check the same signatures.
 @lru_cache(maxsize=4096)
 def is_signed(public: bytes, signature: bytes, text: bytes) -> bool:
-    """Whether the holder of the public key's private key signed ``text``."""
+    """Whether the holder of the public key's private key signed ``text``.
+
+    Args:
+        public: The Ed25519 public key, 32 bytes.
+        signature: What is checked. A malformed key or signature gives False.
+        text: What was signed.
+    """
     try:
         Ed25519PublicKey.from_public_bytes(public).verify(signature, text)
     except (InvalidSignature, ValueError):

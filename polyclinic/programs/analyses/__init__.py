@@ -34,9 +34,11 @@ Cell = str | float | int | None
 class Table:
     """A table for the report and for a publication.
 
-    name: Of its files, ``tables/NAME.csv``, ``.tex`` and ``.html``. columns: Headings, of which the first stands above the rows'
-    names. rows: As many cells each as there are columns. formats: By heading, how numbers are shown, as ``.3f``, or ``p`` for
-    p-values; a CSV file has all digits. note: What a reader of the table must know, as sentences.
+    name: Of its files, ``tables/NAME.csv``, ``.tex`` and ``.html``.
+    columns: Headings, of which the first stands above the rows' names.
+    rows: As many cells each as there are columns.
+    formats: By heading, how numbers are shown, as ``.3f``, or ``p`` for p-values; a CSV file has all digits.
+    note: What a reader of the table must know, as sentences.
 
     >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
     [['aspirin', '71.7']]
@@ -105,7 +107,15 @@ class Statistic(Sums):
     def statement(
         self, half: Half | None, state: State, synthesizer: Synthesizer | None, patients: Sequence[int], stopped: str | None
     ) -> dict[str, Any]:  # fmt: skip
-        """The tables and what figures are drawn from, or in ``refused`` why there are none."""
+        """The tables and what figures are drawn from, or in ``refused`` why there are none.
+
+        Args:
+            half: The server's half, which has the method of sums; not used where the run was stopped.
+            state: The half's last state.
+            synthesizer: Not used.
+            patients: Not used.
+            stopped: Why the run ended early; None where it did not.
+        """
         refused, result = stopped, None
         if not stopped:
             try:
@@ -143,7 +153,17 @@ class Analysis(Statistic):
         return super().price(settings, begun)
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where a secure sum would cut sums short."""
+        """Check that a secure sum would not cut sums short.
+
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean; not used.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: where it would.
+        """
         method = self.method(schema)
         sizes = [method.size(number, {}) for number in range(1, method.rounds + 1)]
         self.check_length(max(sizes), noise_multiplier, fewest)

@@ -54,7 +54,18 @@ class Lloyd:
         return int(3 * d if self.measures and round == 1 else k * (d + 2))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) means of the rows' vectors. Raises ConfigError for centres that are none."""
+        """(patients, size) means of the rows' vectors.
+
+        Args:
+            round: The number of the round, from 1 on.
+            question: As the method ``question`` gives it.
+            z: (n, D) rows of the layout.
+            patient: (n,) index below ``patients`` of each row.
+            patients: Number of patients.
+
+        Raises:
+            ConfigError: for centres that are none.
+        """
         if self.measures and round == 1:
             return mean_of_rows(self.numbers.moments(z), patient, patients)
         scaled, there, (k, d) = self.numbers.scaled(z, question), self.numbers.present(z), self.start.shape
@@ -70,14 +81,29 @@ class Lloyd:
         return mean_of_rows(vectors.reshape(len(z), -1), patient, patients)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
-        """Why a hospital does not answer without privacy; empty where it does."""
+        """The reason why a hospital does not answer without privacy; empty where it does.
+
+        Args:
+            round: The number of the round, from 1 on.
+            question: As the method ``question`` gives it.
+            z: (n, D) rows of the layout.
+            patient: (n,) whose each row is.
+            patients: Not used.
+        """
         if self.measures and round == 1:
             return self.numbers.refusal(self.numbers.present(z), patient)
         vectors = self.contributions(round, question, z, np.arange(len(z)), len(z))
         return self.numbers.refusal(vectors.reshape(len(z), len(self.start), -1)[:, :, 0] > 0, patient)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The state with the scale, or with the centres moved to their patients' means; an empty cluster's stays."""
+        """The state with the scale, or with the centres moved to their patients' means; an empty cluster's stays.
+
+        Args:
+            round: The number of the round, from 1 on.
+            state: Before the round.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation of the noise in each entry of ``mean``.
+        """
         if self.measures and round == 1:
             return state | self.numbers.measured(mean, noise)
         asked, parts = self.question(round, state), mean.reshape(len(self.start), -1)
@@ -100,8 +126,15 @@ class Lloyd:
 
 @lru_cache(maxsize=16)
 def packed_centres(clusters: int, numbers: int, seed: int) -> Floats:
-    """(k, d) public centres as far from each other and from the walls of a box as random tries reach (Su, Cao, Li, Bertino and
-    Jin 2016, Section 4.2, "sphere packing")."""
+    """(k, d) public centres as far from each other and from the walls of a box as random tries reach.
+
+    Su, Cao, Li, Bertino and Jin 2016, Section 4.2, "sphere packing".
+
+    Args:
+        clusters: k, the number of centres.
+        numbers: d, the numbers of each.
+        seed: Of the tries.
+    """
     rng, radius = generator(seed, "clusters"), _BOX
     while True:
         left, centres = rng.uniform(radius - _BOX, _BOX - radius, (_TRIES * clusters, numbers)), list[Floats]()

@@ -35,9 +35,15 @@ class Numbers:
 
     @classmethod
     def of(cls, schema: Schema, text: str, scaling: str) -> Numbers:
-        """The features that ``text`` names, separated by commas; without any, those of numbers.
+        """The features that ``text`` names; without any, those of numbers.
 
-        Raises ConfigError for others, or an unknown ``scaling``.
+        Args:
+            schema: Whose features they are.
+            text: Names of features, separated by commas.
+            scaling: As the option of that name; it is only checked.
+
+        Raises:
+            ConfigError: for other names, fewer than two numbers, or an unknown ``scaling``.
         """
         if scaling not in SCALINGS:
             raise ConfigError(
@@ -141,8 +147,18 @@ class Products:
         return 1 + d + d * (d + 1) // 2 if round == self.rounds else 3 * d
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) means of the rows' vectors; products beside the diagonal times sqrt(2), so that their length is that
-        of the matrix (Dwork, Talwar, Thakurta and Zhang 2014, "Analyze Gauss", Algorithm 1)."""
+        """(patients, size) means of the rows' vectors.
+
+        Products beside the diagonal are multiplied by sqrt(2), so that their length is that of the matrix (Dwork, Talwar,
+        Thakurta and Zhang 2014, "Analyze Gauss", Algorithm 1).
+
+        Args:
+            round: The number of the round, from 1 on.
+            question: As the method ``question`` gives it.
+            z: (n, D) rows of the layout.
+            patient: (n,) index below ``patients`` of each row.
+            patients: Number of patients.
+        """
         if round < self.rounds:
             return mean_of_rows(self.numbers.moments(z), patient, patients)
         x = self.numbers.scaled(z, question) / self.reach
@@ -154,13 +170,28 @@ class Products:
         return mean_of_rows(vectors, patient, patients)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
-        """Why a hospital does not answer without privacy; empty where it does."""
+        """The reason why a hospital does not answer without privacy; empty where it does.
+
+        Args:
+            round: The number of the round, from 1 on.
+            question: Not used.
+            z: (n, D) rows of the layout.
+            patient: (n,) whose each row is.
+            patients: Not used.
+        """
         there = self.numbers.present(z)
         parts = there if round < self.rounds else np.asarray(there.all(axis=1, keepdims=True))
         return self.numbers.refusal(parts, patient)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The state with the scale, or with the sum and its noise."""
+        """The state with the scale, or with the sum and its noise.
+
+        Args:
+            round: The number of the round, from 1 on.
+            state: Before the round.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation of the noise in each entry of ``mean``.
+        """
         measured = (
             self.numbers.measured(mean, noise) if round < self.rounds else {"sum": mean, "noise": np.array([noise])}
         )
@@ -192,8 +223,9 @@ def spectrum(matrix: Floats) -> tuple[Floats, Floats]:
 class Components(Analysis):
     """Principal components of all hospitals' patients.
 
-    columns: Features, separated by commas; empty takes those that are numbers. scaling: ``measured`` takes the correlation
-    matrix, and a first round for deviations; ``public`` the covariance in the schema's spreads, in one round.
+    columns: Features, separated by commas; empty takes those that are numbers.
+    scaling: ``measured`` takes the correlation matrix, and a first round for deviations; ``public`` the covariance in the
+    schema's spreads, in one round.
     """
 
     columns: str = ""

@@ -88,12 +88,31 @@ class Effect(Analysis):
         return Result(f"Effect of {self.treatment} on {label.name}", tables, {"balance": figure}, tuple(notes))
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where the noise would hide the arms, or a secure sum would cut sums short."""
+        """Check that the noise leaves the arms, and that a secure sum would not cut sums short.
+
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: where the noise would hide the arms, or a secure sum would cut sums short.
+        """
         super().check_noise(schema, noise_multiplier, noise, fewest)
         self.method(schema).check_noise(noise)
 
     def column(self, layout: Layout, name: str, option: str) -> tuple[Column, slice]:
-        """The feature ``name`` and its place. Raises ConfigError, naming the ``option``, where there is none."""
+        """The feature ``name`` and its place.
+
+        Args:
+            layout: Of the rows.
+            name: Of the feature.
+            option: The task's option that names it, for the error's message.
+
+        Raises:
+            ConfigError: naming the ``option``, where there is none.
+        """
         columns = {column.name: (column, at) for column, at in layout.columns}
         if name not in columns:
             raise ConfigError(
@@ -105,7 +124,13 @@ class Effect(Analysis):
     def arm(self, layout: Layout, text: str, option: str) -> Floats:
         """(D + 1,) by which a row behind a 1 gives whether a patient is in the arm of a column or a ``COLUMN=CATEGORY``.
 
-        Raises ConfigError for a column of another kind, one that may be missing in both arms, or another category.
+        Args:
+            layout: Of the rows, of D numbers.
+            text: The column or ``COLUMN=CATEGORY``.
+            option: The task's option that gives the text, for the error's message.
+
+        Raises:
+            ConfigError: for a column of another kind, one that may be missing in both arms, or another category.
         """
         name, _, category = text.partition("=")
         column, at = self.column(layout, name, option)

@@ -60,7 +60,17 @@ class Posterior(Statistic):
             )
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
+        """Check that the noise leaves the patients' information, and that a secure sum would not cut sums short.
+
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean.
+            fewest: The patients of the smallest hospital.
+
+        Raises:
+            ConfigError: where the noise would hide the information, or a secure sum would cut sums short.
+        """
         method = self.method(schema)
         method.method.check_noise(noise)
         self.check_length(method.method.width, noise_multiplier, fewest)

@@ -39,9 +39,10 @@ _LEVEL, _FORMATS = 0.95, {"p": "p", "Noise": ".2f", "I²": ".1%", "Q p": "p", "H
 class Regression(Analysis):
     """A regression of ``formula``, as ``died ~ age + C(region)``.
 
-    family: linear, logistic, poisson or negative-binomial. errors: classic, or robust by hospital. meta: none fits all hospitals'
-    records together; reml and dl fit each hospital by itself and combine the coefficients. least: without privacy, a hospital
-    takes no part where a column of the design rests on fewer of its patients, and on some.
+    family: linear, logistic, poisson or negative-binomial.
+    errors: classic, or robust by hospital.
+    meta: none fits all hospitals' records together; reml and dl fit each hospital by itself and combine the coefficients.
+    least: without privacy, a hospital takes no part where a column of the design rests on fewer of its patients, and on some.
     """
 
     formula: str = ""
@@ -77,7 +78,17 @@ class Regression(Analysis):
         return RegressionHalf(self.method(schema), self.classes(schema, classes), self.meta != "none")
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
-        """Raises ConfigError where the noise would hide the patients' information, or a secure sum would cut sums short."""
+        """Check that the noise leaves the patients' information, and that a secure sum would not cut sums short.
+
+        Args:
+            schema: Of the run.
+            noise_multiplier: Standard deviation of the noise in a sum, over a patient's clip norm.
+            noise: Standard deviation of the noise in each entry of the mean.
+            fewest: The patients of the smallest hospital, whose own noise counts in a meta-analysis.
+
+        Raises:
+            ConfigError: where the noise would hide the information, or a secure sum would cut sums short.
+        """
         method = self.method(schema)
         if isinstance(method, PrivateRegression):
             method.newton.check_noise(noise_multiplier / fewest if self.meta != "none" else noise)
@@ -219,7 +230,13 @@ class RegressionHalf(SumsHalf):
 
 
 def coefficients(family: str, fit: Fit, robust: bool) -> dict[str, Row]:
-    """By term, a row of the table."""
+    """By term, a row of the table: the estimate, its standard error, the ends of its 95 % interval, and p.
+
+    Args:
+        family: As the option of that name.
+        fit: What is tabulated. The rows of a private fit have ``Noise`` too.
+        robust: Standard errors are robust, so that even a linear family's intervals are by the normal distribution.
+    """
     by_t = family == "linear" and fit.noise is None and not robust
     law = stats.t(fit.rows - int(np.isfinite(fit.estimates).sum())) if by_t else stats.norm()
     rows: dict[str, Row] = {}
@@ -241,7 +258,14 @@ def no_estimates(rows: Mapping[str, Row], private: bool) -> list[str]:
 
 
 def term_table(name: str, title: str, rows: Mapping[Any, Row], note: str = "") -> Table:
-    """rows: By term, or by term and hospital."""
+    """The table of terms.
+
+    Args:
+        name: Of its files.
+        title: Above it.
+        rows: By term, or by term and hospital; at least one, all with the same columns.
+        note: Follows the sentence on intervals.
+    """
     columns = tuple(next(iter(rows.values())))
     formats = {column: _FORMATS.get(column, "#.4g") for column in columns if column != "Hospital"}
     cells = tuple((key if isinstance(key, str) else key[0], *row.values()) for key, row in rows.items())
@@ -274,5 +298,11 @@ def _of_meta(combined: MetaAnalysis) -> tuple[Row, Row]:
 
 
 def forest_line(label: str, row: Mapping[str, Any], kind: str = "term") -> dict[str, Any]:
-    """A line of the forest plot."""
+    """A line of the forest plot.
+
+    Args:
+        label: Beside it.
+        row: With ``Estimate``, ``Low`` and ``High``.
+        kind: What the line stands for.
+    """
     return {"label": label, "kind": kind, "estimate": row["Estimate"], "low": row["Low"], "high": row["High"]}

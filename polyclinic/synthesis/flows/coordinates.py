@@ -1,8 +1,8 @@
 """What stands before a flow: rows of a layout as numbers with a density, and back.
 
-0/1 and whole numbers are spread over their cell by uniform noise (Theis et al. 2016), and a missing cell is drawn from what a
-public law says of it given the record's others (``fills``), beside an indicator that says so: a function of the public schema,
-of that law and of noise, row by row.
+0/1 and whole numbers are spread over their cell by uniform noise (Theis et al. 2016). A missing cell is drawn from what
+a public law says of it given the record's others (``fills``), beside an indicator that says so. All of this is a
+function of the public schema, of that law and of noise, row by row.
 """
 
 from __future__ import annotations
@@ -24,9 +24,11 @@ _MARGIN = 0.01
 class Coordinates:
     """(n, D) rows z to (n, V) numbers v: 0/1 become -2..0 or 0..2, numbers stay as they are, the label stays one-hot.
 
-    bounded: numbers go through the logistic map of their public bounds, whose slope is 1 at the schema's centre, so that what is
-    drawn keeps within them. spread: the share of its cell, around the middle, that the noise of a 0 or 1 fills. complete: v has
-    no indicators, and rows that v stands for have no missing cells; V is then D less the indicators, otherwise D.
+    bounded: numbers go through the logistic map of their public bounds, whose slope is 1 at the schema's centre. What
+        is drawn so keeps within them.
+    spread: the share of its cell, around the middle, that the noise of a 0 or 1 fills.
+    complete: v has no indicators, and rows that v stands for have no missing cells; V is then D less the indicators,
+        otherwise D.
     """
 
     layout: Layout
@@ -47,9 +49,13 @@ class Coordinates:
     def drawn(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
         """(n, V) v of rows ``z``, and (n,) the log-density of the noise less the log of the change of volume.
 
-        laws: of the classes of rows with missing cells, of v before its label; standard normal if there are none. The mean over
-        draws of density(v) / exp(second) is the density of z, with ``complete`` of its cells that are there: of a density for
-        numbers and a chance for the rest.
+        The mean over draws of density(v) / exp(second) is the density of z, with ``complete`` of its cells that are
+        there. That is a density for numbers and a chance for the rest.
+
+        Args:
+            z: (n, D) rows of the layout.
+            rng: The source of the noise.
+            laws: Of the classes of rows with missing cells, of v before its label; standard normal if there are none.
         """
         n = len(z)
         uniform, normal = rng.random((n, self._last)), rng.standard_normal((n, self._last))

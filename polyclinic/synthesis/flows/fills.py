@@ -36,9 +36,13 @@ Laws = Mapping[int, Law]
 
 
 def law_of(inverse: Callable[[Floats], Floats], features: int, low: Floats, high: Floats) -> Law:
-    """The law of a flow's draws, each within (F,) ``low`` and ``high``: exact where the flow is affine and keeps within them.
+    """The law of a flow's draws within bounds: exact where the flow is affine and keeps within them.
 
-    inverse: (n, F) standard normal numbers to draws; the numbers are always the same.
+    Args:
+        inverse: (n, F) standard normal numbers to draws; the numbers are always the same.
+        features: F.
+        low: (F,) least values, to which draws are clipped.
+        high: (F,) largest values.
     """
     v = np.clip(np.nan_to_num(inverse(_even_draws(features))), low, high)
     centred = v - v.mean(0)
@@ -49,10 +53,18 @@ def law_of(inverse: Callable[[Floats], Floats], features: int, low: Floats, high
 def filled(
     v: Floats, absent: Bools, labels: Ints, laws: Laws, normal: Floats, low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """(n, F) rows with ``absent`` cells drawn by the law of each one's class given its others, and the (n,) log-density of that.
+    """(n, F) rows with ``absent`` cells drawn, and the (n,) log-density of that.
 
-    normal: (n, F) standard normal numbers that draws are made of; 0 gives conditional means. A conditional mean keeps within
-    ``low`` and ``high``. A row's result does not depend on the other rows.
+    Each is drawn by the law of the row's class given its other cells. A row's result does not depend on the other rows.
+
+    Args:
+        v: (n, F) rows.
+        absent: (n, F) whether a cell is missing.
+        labels: (n,) classes.
+        laws: The law of each class that has rows with missing cells.
+        normal: (n, F) standard normal numbers that draws are made of; 0 gives conditional means.
+        low: (F,) the least that a conditional mean may be.
+        high: (F,) the most that it may be.
     """
     out, log_density, some_absent = np.array(v, dtype=np.float64), np.zeros(len(v)), absent.any(1)
     for label in np.unique(labels[some_absent]):

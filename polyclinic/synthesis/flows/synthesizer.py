@@ -34,8 +34,17 @@ class FlowRows:
         return self.recipe.layout
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D). Raises DataError where the flow gives numbers that are not finite, or hardly any within bounds to a recipe
-        that draws the others again."""
+        """(rows, D) drawn rows.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by their frequencies.
+
+        Raises:
+            DataError: The flow gives numbers that are not finite, or hardly any within bounds to a recipe that draws
+                the others again.
+        """
         layout, places = self.layout, self.recipe.coordinates
         if labels is None:
             labels = rng.choice(layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
@@ -68,8 +77,13 @@ class FlowRows:
     def log_density(self, z: Floats, rng: np.random.Generator, draws: int = 16) -> Floats:
         """(n,) log of the density of rows ``z``, label included: per unit of z for numbers, a chance for 0/1 and whole numbers.
 
-        With ``recipe.complete`` it is that of the cells that are there. What the flow says of a cell or of a missing number is a
-        mean over ``draws``, exact without such places and otherwise rather low than high.
+        With ``recipe.complete`` it is that of the cells that are there.
+
+        Args:
+            z: (n, D) rows of the layout.
+            rng: The source of the noise.
+            draws: What the flow says of a cell or of a missing number is a mean over so many draws. It is exact without
+                such places and otherwise rather low than high.
         """
         module = self.recipe.filled(self.flow).double()
         whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
@@ -106,7 +120,16 @@ class FlowRows:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> FlowRows:
-        """What ``arrays`` and ``options`` gave. Raises ValueError, ConfigError or DataError for others'."""
+        """Makes a synthesizer again of what its ``arrays`` and ``options`` gave.
+
+        Args:
+            layout: The layout of the rows.
+            arrays: The arrays by name.
+            options: The options of the recipe.
+
+        Raises:
+            ValueError, ConfigError, DataError: The arrays or options are another's.
+        """
         recipe = make(layout, **options)
         flow, features = under(arrays, "flow/"), recipe.coordinates.features
         base = {_BASE[0]: Numbers((features,)), _BASE[1]: Numbers((features, features))}

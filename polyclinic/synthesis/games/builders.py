@@ -38,8 +38,8 @@ _FLOOR = 0.25
 def gan(layout: Layout, given: Mapping[str, Any]) -> Game:
     """Our default: a critic of each label's first and second moments, against an affine generator, of normal latents.
 
-    Its critic forgets from round to round (its decay is 0.7 a step), so that it holds mostly the last noisy difference and
-    nothing goes round in circles; what averages the noise is the generator's falling rate. Options ``widths``: a perceptron
+    Its critic forgets from round to round (its decay is 0.7 a step), so that it holds mostly the last noisy difference
+    and nothing goes round in circles. The generator's falling rate averages the noise. Options ``widths``: a perceptron
     beside the map; ``floor``: each column's own noise, relative to its public scale.
     """
     floor = float(given.get("floor", _FLOOR))
@@ -55,10 +55,10 @@ def gan(layout: Layout, given: Mapping[str, Any]) -> Game:
 def acgan(layout: Layout, given: Mapping[str, Any]) -> Game:
     """The AC-GAN of a trial: its critic says real or generated, and which label, as it is not shown it.
 
-    Beaulieu-Jones et al. 2019 with the critic and the generator of ``gan`` in place of their convolutions (``acgan-paper`` of
-    polyclinic-studies has both of theirs). Its classifier tells real and generated rows of each label apart, as one that tells
-    labels alone teaches a generator to part them more than real rows are (Hou et al. 2022, arXiv:2107.10060).
-    Raises ConfigError for a table that is not trajectories of equal length alone.
+    Beaulieu-Jones et al. 2019 with the critic and the generator of ``gan`` in place of their convolutions
+    (``acgan-paper`` of polyclinic-studies has both of theirs). Its classifier tells real and generated rows of each
+    label apart. One that tells labels alone teaches a generator to part them more than real rows are (Hou et al. 2022,
+    arXiv:2107.10060). Raises ConfigError for a table that is not trajectories of equal length alone.
     """
     trial_form(layout)
 
@@ -109,10 +109,11 @@ def trial_form(layout: Layout) -> Form:
 
 
 def dpgan(layout: Layout, given: Mapping[str, Any]) -> Game:
-    """Xie et al. 2018 with a critic that noise leaves something of: a score for each label (``OfLabel``), no batch norm, the
-    logistic loss of Bie, Kamath and Zhang 2023, full batches and decay.
+    """Xie et al. 2018 with a critic that noise leaves something of.
 
-    ``form``: "table", small networks for any schema, or their code's networks, "mlp" or "dcgan" for pictures, "icd" for codes.
+    It has a score for each label (``OfLabel``), no batch norm, the logistic loss of Bie, Kamath and Zhang 2023, full
+    batches and decay. Option ``form`` is "table", small networks for any schema, or one of their code's networks: "mlp"
+    or "dcgan" for pictures, "icd" for codes.
     """
     form = form_of(layout, given)
     core, critic, latent = networks(layout, form)
@@ -204,7 +205,10 @@ def _side(layout: Layout) -> int:
 def networks(layout: Layout, form: str, published: bool = False) -> tuple[Build, Build, int]:
     """The builders of generator and critic, and the latent's width.
 
-    published: with their batch norm, and critics that take a row's label as more of its columns.
+    Args:
+        layout: The layout of the rows.
+        form: As the option ``form`` of ``dpgan``.
+        published: With their batch norm, and critics that take a row's label as more of its columns.
     """
     side = _side(layout)
 
@@ -262,7 +266,15 @@ def make(layout: Layout, name: str = "gan", **options: Any) -> Game:
 def with_options(build: BuildGame, own: Sequence[str], layout: Layout, name: str, options: Mapping[str, Any]) -> Game:
     """What ``build`` makes of its ``own`` options, changed by those that every game takes.
 
-    Raises ConfigError for an option that neither takes, and for a value that is not of its kind.
+    Args:
+        build: Makes a game of a layout and options.
+        own: The names of the options that ``build`` takes.
+        layout: The layout of the rows.
+        name: The game's name, for messages.
+        options: All options that were given, by name.
+
+    Raises:
+        ConfigError: Neither takes an option, or a value is not of its kind.
     """
     unknown = [key for key in options if key not in (*own, *OPTIONS)]
     if unknown:

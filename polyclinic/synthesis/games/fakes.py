@@ -19,21 +19,42 @@ _AT_ONCE = 1 << 14
 
 
 def generator_of(game: Game, layout: Layout, arrays: Mapping[str, np.ndarray]) -> nn.Module:
-    """The game's generator with ``arrays`` in it. Raises ValueError where names or shapes differ."""
+    """The game's generator with ``arrays`` in it.
+
+    Args:
+        game: The game.
+        layout: The layout of the rows.
+        arrays: The generator's arrays by name.
+
+    Raises:
+        ValueError: Names or shapes differ.
+    """
     return filled(lambda: game.generator(layout), arrays)
 
 
 def with_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """(n, D) of (n, D - K) features and (n,) labels."""
+    """(n, D) rows of features and labels.
+
+    Args:
+        features: (n, D - K) features.
+        labels: (n,) classes, int64.
+        classes: K.
+    """
     return torch.cat([features, nn.functional.one_hot(labels, classes).to(features)], 1)
 
 
 def fake_rows(
     generator: nn.Module, game: Game, layout: Layout, labels: Ints, rng: np.random.Generator, apart: bool = False,
 ) -> Floats:  # fmt: skip
-    """(n, D) generated rows of the (n,) ``labels``; float64. What the module keeps of its batches is left alone.
+    """(n, D) generated rows of the given labels; float64. What the module keeps of its batches is left alone.
 
-    apart: generate each row by itself, so that its rounding does not depend on how many there are.
+    Args:
+        generator: The game's generator.
+        game: The game, which draws the latents.
+        layout: The layout of the rows.
+        labels: (n,) classes.
+        rng: The source of the latents.
+        apart: Generate each row by itself, so that its rounding does not depend on how many there are.
     """
     at_once = 1 if apart else _AT_ONCE
     generator.eval()
@@ -48,8 +69,18 @@ def fake_rows(
 
 
 def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
-    """Raises ConfigError for a generator that mixes rows or remembers them: a patient's generated row follows from that
-    patient's label alone, or clipping a pair would not bound what the patient changes. Probed on made-up rows.
+    """Checks that a generator neither mixes rows nor remembers them. Probed on made-up rows.
+
+    A patient's generated row must follow from that patient's label alone, or clipping a pair would not bound what the
+    patient changes.
+
+    Args:
+        generator: The game's generator.
+        game: The game, which draws the latents.
+        layout: The layout of the rows.
+
+    Raises:
+        ConfigError: The generator mixes rows or remembers them.
     """
     labels, latents = torch.arange(8) % layout.classes, game.latents(8, np.random.default_rng(0))
     others = torch.full_like(labels, layout.classes - 1), game.latents(8, np.random.default_rng(1))
@@ -75,11 +106,20 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
 def pairs(
     game: Game, layout: Layout, z: Floats, patient: Ints, patients: int, fakes: Floats, apart: bool = False,
 ) -> Rows:  # fmt: skip
-    """What ``training.classification.train`` trains the critic on: real rows ``z``, (n, D), and ``fakes`` of the same patients.
+    """What ``training.classification.train`` trains the critic on: real rows and generated ones of the same patients.
 
-    x: (2n, D) in the coordinates of the game's front, a patient's rows together; y: as the game's loss has it. Adding or
-    removing a patient adds or removes that patient's real and generated rows, whose summed gradient is clipped once.
-    apart: as in ``fake_rows``.
+    x is (2n, D) in the coordinates of the game's front, a patient's rows together; y is as the game's loss has it.
+    Adding or removing a patient adds or removes that patient's real and generated rows, whose summed gradient is
+    clipped once.
+
+    Args:
+        game: The game, with its front and its loss.
+        layout: The layout of the rows.
+        z: (n, D) real rows.
+        patient: (n,) the patient of each row.
+        patients: The number of patients.
+        fakes: (n, D) generated rows, in the order of ``z``.
+        apart: As in ``fake_rows``.
     """
     order = np.argsort(patient, kind="stable")
     both = np.stack([z[order], fakes[order]], axis=1).reshape(2 * len(z), z.shape[1])

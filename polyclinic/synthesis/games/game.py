@@ -1,8 +1,9 @@
 """A game: a critic that hospitals train on their records, a generator that the server trains against it, and how.
 
 Only the critic sees records. Hospitals train it by private classification of real and generated rows
-(``polyclinic.training.classification`` with the game's ``loss``), so that all that follows is post-processing: the
-generator's steps, its average, the clipping of the critic's weights. Goodfellow et al. 2014; Bie, Kamath and Zhang 2023.
+(``polyclinic.training.classification`` with the game's ``loss``). So all that follows is post-processing: the
+generator's steps, its average, the clipping of the critic's weights. Goodfellow et al. 2014; Bie, Kamath and Zhang
+2023.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ Build = Callable[[Layout], nn.Module]
 class Adaptive:
     """More critic steps for each of the generator's when generated rows fool the critic (Bie et al. 2023, section 4.3).
 
-    ``ratios``: critic steps for each generator step, the next of which comes when the average accuracy on generated rows
-    (of decay ``beta``) falls below ``threshold``, at the earliest ``grace`` generator steps after the last change.
+    ``ratios``: critic steps for each generator step. The next one comes when the average accuracy on generated rows (of
+        decay ``beta``) falls below ``threshold``.
+    ``grace``: the least number of generator steps between two changes.
     """
 
     ratios: tuple[int, ...] = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -48,13 +50,31 @@ class Published(Protocol):
         self, game: Game, layout: Layout, generator: nn.Module, build: Callable[[], nn.Module], arrays: Arrays,
         work: Sequence[Any], settings: Any,
     ) -> list[Any] | None:  # fmt: skip
-        """A ``SiteUpdate`` for each ``SiteWork`` after a round under these ``TrainSettings``; None where steps are plain ones."""
+        """A ``SiteUpdate`` for each ``SiteWork`` after a round under these ``TrainSettings``; None where steps are plain ones.
+
+        Args:
+            game: The game.
+            layout: The layout of the rows.
+            generator: The generator of the round.
+            build: Makes the critic's module.
+            arrays: The critic's arrays by name.
+            work: The ``SiteWork`` of each hospital.
+            settings: The ``TrainSettings`` of the round.
+        """
         ...
 
     def guarantee(
         self, patients: Sequence[int], sample_rate: float, critic_steps: int, rounds: int, delta: float
     ) -> str:
-        """What a run guarantees, in words, with so many patients at each hospital and critic steps in each round."""
+        """What a run guarantees, in words.
+
+        Args:
+            patients: The number of patients at each hospital.
+            sample_rate: The chance of a patient to be in a batch.
+            critic_steps: Critic steps in each round.
+            rounds: The number of rounds.
+            delta: The delta of the guarantee.
+        """
         ...
 
     def findings(self, subject: Any) -> Sequence[Any]:
@@ -66,15 +86,21 @@ class Published(Protocol):
 class Game:
     """One game.
 
-    ``core``: the generator's network, (latent (n, L), label (n,)) -> (n, D - K); ``critic_of``: the critic's, (n, D) ->
-    what ``loss`` needs. ``latent``: L, drawn by ``law`` ("uniform" in (-1, 1)). ``spread``, ``fall``: of the ``Front``, 0
-    none. ``hard``, ``unit``: of the ``Generator``. ``weight_clip``: the critic's weights are kept within it. ``penalty``:
-    weight of the gradient penalty on generated rows, which the server adds by ``penalty_steps``.
-    The generator's: ``optimizer``, ``learning_rate`` and how it falls to 0 over the rounds (``schedule``), ``momentum``
-    (Adam's beta 1), ``steps`` a round on ``batch`` rows against the mean over the last ``ring`` critics; ``ema``: decay of
-    the average of its weights that is drawn from, 0 for the last ones.
-    ``begin``: arrays with which the generator begins in place of drawn ones. ``published``: critic steps in place of private
-    ones. ``made_by``, as ``package.module:name``, makes the game again from a layout and ``options``.
+    ``core``: the generator's network, (latent (n, L), label (n,)) -> (n, D - K)
+    ``critic_of``: the critic's network, (n, D) -> what ``loss`` needs
+    ``latent``, ``law``: L, and by which law latents are drawn ("uniform" in (-1, 1))
+    ``spread``, ``fall``: of the ``Front``, 0 none
+    ``hard``, ``unit``: of the ``Generator``
+    ``weight_clip``: the critic's weights are kept within it
+    ``penalty``: weight of the gradient penalty on generated rows, which the server adds by ``penalty_steps``
+    ``optimizer``, ``momentum``: the generator's, with Adam's beta 1
+    ``learning_rate``, ``schedule``: the generator's, and how it falls to 0 over the rounds
+    ``steps``, ``batch``: the generator's steps in a round, and the rows of each
+    ``ring``: a step is against the mean over so many of the last critics
+    ``ema``: decay of the average of the generator's weights that is drawn from, 0 for the last ones
+    ``begin``: arrays with which the generator begins in place of drawn ones
+    ``published``: critic steps in place of private ones
+    ``made_by``: as ``package.module:name``, makes the game again from a layout and ``options``
     """
 
     name: str

@@ -22,11 +22,17 @@ _ABSURD = 1e4
 
 
 def generator_loss(loss: Loss, outputs: Tensor, labels: Tensor) -> Tensor:
-    """Mean loss of a generator whose rows of (n,) ``labels`` a critic gave (n, O) ``outputs``: it wants them called real.
+    """Mean loss of a generator whose rows a critic judged: it wants them called real.
 
-    "logistic": non-saturating (Goodfellow et al. 2014); "wasserstein": minus the score (Arjovsky et al. 2017); "auxiliary":
-    the first, and the entropy of the label (Odena et al. 2017); "discriminative": the first, less the log-odds that a row of its
-    label is real (Hou et al. 2022).
+    - "logistic": non-saturating (Goodfellow et al. 2014)
+    - "wasserstein": minus the score (Arjovsky et al. 2017)
+    - "auxiliary": the first, and the entropy of the label (Odena et al. 2017)
+    - "discriminative": the first, less the log-odds that a row of its label is real (Hou et al. 2022)
+
+    Args:
+        loss: The game's loss.
+        outputs: (n, O) what the critic gave for the generated rows.
+        labels: (n,) classes of the rows.
     """
     if loss == "wasserstein":
         return -outputs[:, 0].mean()
@@ -56,10 +62,17 @@ class Play:
 
 
 def generator_steps(play: Play, critic: Arrays, state: GeneratorState, steps: int, round: int) -> GeneratorState:
-    """The state after ``steps`` steps against ``critic`` and the last ones that the game keeps, in ``round`` of 1..``rounds``.
+    """The state after ``steps`` steps against ``critic`` and the last ones that the game keeps.
 
-    The result is a function of the arguments alone. A critic, a loss or weights that are not finite, and absurd rows, leave
-    the state as it was but for ``diverged``.
+    The result is a function of the arguments alone. A critic, a loss or weights that are not finite, and absurd rows,
+    leave the state as it was but for ``diverged``.
+
+    Args:
+        play: The game, its layout, its seed and the number of rounds.
+        critic: The critic's arrays after the hospitals' round.
+        state: The generator's state before.
+        steps: How many steps to take.
+        round: The round, from 1 to ``rounds``.
     """
     game, layout = play.game, play.layout
     if not all(np.isfinite(value).all() for value in critic.values()):
@@ -138,8 +151,19 @@ def _moments(optimizer: torch.optim.Optimizer, generator: nn.Module) -> Arrays:
 def penalised(play: Play, critic: Arrays, state: GeneratorState, round: int, rate: float) -> Arrays:
     """The critic after the game's steps on the penalty (|gradient at a generated row| - 1)^2, at the server.
 
-    Gulrajani et al. 2017 take it between real and generated rows; on generated rows alone no record is needed, so that it is
-    post-processing. Returns ``critic`` where the game has no penalty.
+    Gulrajani et al. 2017 take it between real and generated rows; on generated rows alone no record is needed, so that
+    it is post-processing.
+
+    Args:
+        play: The game, its layout and its seed.
+        critic: The critic's arrays after the hospitals' round.
+        state: The generator's state.
+        round: The round, from 1 on.
+        rate: The critic's learning rate, by which the penalty's weight is multiplied.
+
+    Returns:
+        The critic's arrays; ``critic`` itself where the game has no penalty, or its steps give numbers that are not
+        finite.
     """
     game, layout = play.game, play.layout
     if not game.penalty:

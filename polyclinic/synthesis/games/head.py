@@ -1,8 +1,8 @@
 """A generator's last step: from any numbers to a row as the layout has it, so that every generated row is nearly a record.
 
-Before a game stands a fixed change of coordinates: trajectories as a cosine transform over their visits. It is a function of the
-public schema alone. What is slow over visits (a patient's level, its trend) comes first, so that few numbers carry most of a
-trajectory, and each is brought to about the same size, as clipping and noise treat all alike.
+Before a game stands a fixed change of coordinates: trajectories as a cosine transform over their visits. It is a
+function of the public schema alone. What is slow over visits (a patient's level, its trend) comes first, so that few
+numbers carry most of a trajectory. Each is brought to about the same size, as clipping and noise treat all alike.
 """
 
 from __future__ import annotations
@@ -75,10 +75,11 @@ def cosine_transform(steps: int) -> Floats:
 class Generator(nn.Module):
     """``core`` (latent (n, L), label (n,) int64) -> (n, D - K), and what makes z's features of its output.
 
-    Scaled numbers stay as they are (trajectories leave the front's coordinates), 0/1 places go through a sigmoid, one-hot
-    groups through a softmax, and a cell whose indicator says missing is 0, as in real rows.
-    hard: 0/1 places are rounded, with the gradient of what was rounded (Bengio et al. 2013): a critic that sees whole
-    numbers on one side and fractions on the other tells them apart by that alone.
+    Scaled numbers stay as they are (trajectories leave the front's coordinates), 0/1 places go through a sigmoid,
+    one-hot groups through a softmax. A cell whose indicator says missing is 0, as in real rows.
+
+    hard: 0/1 places are rounded, with the gradient of what was rounded (Bengio et al. 2013). A critic that sees whole
+        numbers on one side and fractions on the other tells them apart by that alone.
     unit: the core ends in [0, 1] itself, of each place's bounds; then nothing else is done to it.
     """
 

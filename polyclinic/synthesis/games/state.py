@@ -73,7 +73,13 @@ class GeneratorState:
 def first_state(game: Game, layout: Layout, seed: int) -> GeneratorState:
     """The state before the first round: a function of the game, the schema and ``seed``.
 
-    Raises DataError where the game begins with arrays of a file that does not fit.
+    Args:
+        game: The game.
+        layout: The layout of the rows.
+        seed: The seed of the generator's first weights.
+
+    Raises:
+        DataError: The game begins with arrays of a file that does not fit.
     """
     weights = {name: value.numpy() for name, value in initialise(lambda: game.generator(layout), seed).items()}
     weights |= game.begin(layout)
@@ -81,7 +87,13 @@ def first_state(game: Game, layout: Layout, seed: int) -> GeneratorState:
 
 
 def due(game: Game, state: GeneratorState, critic_steps: int) -> tuple[int, GeneratorState]:
-    """The generator's steps after ``critic_steps`` more of the critic's, and the state that has counted them."""
+    """The generator's steps after ``critic_steps`` more of the critic's, and the state that has counted them.
+
+    Args:
+        game: The game.
+        state: The generator's state.
+        critic_steps: The critic's steps of the round.
+    """
     if game.adaptive is None:
         return game.steps, state
     owed = state.owed + critic_steps
@@ -90,7 +102,13 @@ def due(game: Game, state: GeneratorState, critic_steps: int) -> tuple[int, Gene
 
 
 def advanced(game: Game, state: GeneratorState, accuracies: Sequence[float]) -> GeneratorState:
-    """The state after steps at which the critic called these shares of the generated rows generated."""
+    """The state after steps at which the critic called these shares of the generated rows generated.
+
+    Args:
+        game: The game.
+        state: The generator's state after the steps.
+        accuracies: The share of generated rows that the critic called generated, at each step.
+    """
     adaptive = game.adaptive
     if adaptive is None or not accuracies:
         return state

@@ -31,7 +31,16 @@ class GeneratedRows:
     classes: Floats
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D). Raises DataError where a generator gives numbers that are not finite."""
+        """(rows, D) drawn rows.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by their frequencies.
+
+        Raises:
+            DataError: A generator gives numbers that are not finite.
+        """
         if labels is None:
             labels = rng.choice(self.layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
         by = rng.integers(0, len(self.generators), rows)
@@ -53,7 +62,16 @@ class GeneratedRows:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> GeneratedRows:
-        """What ``arrays`` and ``options`` gave. Raises KeyError, ValueError, ConfigError or DataError for others'."""
+        """Makes a synthesizer again of what its ``arrays`` and ``options`` gave.
+
+        Args:
+            layout: The layout of the rows.
+            arrays: The arrays by name.
+            options: The game's name, the number of generators, and the game's own options.
+
+        Raises:
+            KeyError, TypeError, ValueError, ConfigError, DataError: The arrays or options are another's.
+        """
         own = dict(options)
         count, (module, _, name) = int(own.pop("generators")), str(own.pop("game")).partition(":")
         game = attrgetter(name)(import_module(module))(layout, **own)

@@ -1,7 +1,8 @@
 """A row of numbers as a row of cells, and back: one column of few cells for each thing that a record says.
 
-Everything here follows from the public schema: numbers fall in equal bins between their public bounds, whole numbers and ranks
-in a cell each where they are few, each code of a set makes a column of two cells, and a missing value is the last cell.
+Everything here follows from the public schema. Numbers fall in equal bins between their public bounds, whole numbers
+and ranks in a cell each where they are few. Each code of a set makes a column of two cells, and a missing value is the
+last cell.
 """
 
 from __future__ import annotations
@@ -43,7 +44,13 @@ class Attribute:
         return self.size - self.nullable
 
     def cells(self, z: Floats, mean: float, std: float) -> Ints:
-        """(n,) cell of each row."""
+        """(n,) cell of each row.
+
+        Args:
+            z: (n, D) rows of the layout.
+            mean: The public centre of the column.
+            std: Its public scale.
+        """
         block = z[:, self.start : self.start + self.width]
         if self.kind == "choice":
             if self.drop_first:
@@ -57,7 +64,15 @@ class Attribute:
         return np.where(absent, self.known, found).astype(np.int64) if self.nullable else found.astype(np.int64)
 
     def fill(self, z: Floats, cells: Ints, mean: float, std: float, rng: np.random.Generator) -> None:
-        """Write (n,) ``cells`` into the zeros of (n, D) ``z``; a number is uniform within its bin."""
+        """Writes cells into the zeros of rows; a number is uniform within its bin.
+
+        Args:
+            z: (n, D) rows, which are changed.
+            cells: (n,) cell of each row.
+            mean: The public centre of the column.
+            std: Its public scale.
+            rng: The source of random numbers.
+        """
         absent = cells == self.known
         if self.kind == "choice":
             places = cells - self.drop_first
@@ -94,7 +109,16 @@ class Table:
 
     @classmethod
     def of(cls, layout: Layout, bins: int, columns: int) -> Table:
-        """Raises ConfigError where the schema makes more than ``columns`` columns of cells."""
+        """The columns of cells of a layout.
+
+        Args:
+            layout: The layout of the rows.
+            bins: The most bins of a number.
+            columns: The most columns of cells.
+
+        Raises:
+            ConfigError: The schema makes more than ``columns`` columns of cells.
+        """
         found: list[Attribute] = []
         indicator = iter(range(layout.missing.start, layout.missing.stop))
         for column, at in layout.columns:

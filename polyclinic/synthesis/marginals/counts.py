@@ -19,9 +19,16 @@ _GROUPS = 4
 
 
 def indicators(codes: Ints, sizes: Ints, patient: Ints, patients: int) -> Floats:
-    """(patients, sum of sizes) of (n, m) ``codes``, the cell of each row in each of m marginals of (m,) ``sizes``.
+    """(patients, sum of sizes) what each patient adds to the counts of m marginals.
 
-    A row is one-hot in each marginal, over sqrt(m): its L2 norm is 1. A patient's is the mean of its rows', of norm at most 1.
+    A row is one-hot in each marginal, over sqrt(m): its L2 norm is 1. A patient's is the mean of its rows', of norm at
+    most 1.
+
+    Args:
+        codes: (n, m) the cell of each row in each marginal.
+        sizes: (m,) cells of each marginal.
+        patient: (n,) the patient of each row.
+        patients: The number of patients.
     """
     total = int(sizes.sum())
     places = codes + (np.cumsum(sizes) - sizes)
@@ -38,7 +45,13 @@ def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
 
 
 def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
-    """(n, A) cells after ``merged``, (all cells,) which gives for each cell of each column its number afterwards."""
+    """(n, A) cells after merging.
+
+    Args:
+        cells: (n, A) cells before.
+        merged: (all cells,) for each cell of each column its number afterwards.
+        table: The columns of cells.
+    """
     return np.asarray(merged[table.starts + cells])
 
 
@@ -59,7 +72,13 @@ def pair_sizes(pairs: Ints, sizes: Ints) -> Ints:
 
 
 def pair_codes(cells: Ints, pairs: Ints, sizes: Ints) -> Ints:
-    """(n, m) cell of each row in the marginal of each of (m, 2) ``pairs``."""
+    """(n, m) cell of each row in the marginal of each pair.
+
+    Args:
+        cells: (n, A) cells.
+        pairs: (m, 2) pairs of columns; a column with itself is its own marginal.
+        sizes: (A,) cells of each column.
+    """
     first, second = pairs.T
     alone = cells[:, first]
     return np.where(first == second, alone, alone * sizes[second] + cells[:, second]).astype(np.int64)
@@ -68,8 +87,13 @@ def pair_codes(cells: Ints, pairs: Ints, sizes: Ints) -> Ints:
 def parts(table: Table, frequencies: Floats, noise: float) -> Ints:
     """(all cells,) a number within its column for each cell, of which several have the same where noise hides their counts.
 
-    Neighbouring bins are merged until they hold more than three deviations ``noise`` of a cell, rare categories with one
-    another. Flags, the label and the cell of the missing stay as they are.
+    Neighbouring bins are merged until they hold more than three deviations of a cell, rare categories with one another.
+    Flags, the label and the cell of the missing stay as they are.
+
+    Args:
+        table: The columns of cells.
+        frequencies: (all cells,) noisy frequencies of each column.
+        noise: The standard deviation of the noise in a cell.
     """
     found = [
         _parts(attribute, own, _LOST * noise)
@@ -107,7 +131,13 @@ def _rare(frequencies: Floats, least: float) -> Ints:
 
 
 def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
-    """(all cells,) the group of each cell, about equally many patients in each: coarser than ``merged``, to see dependence by."""
+    """(all cells,) the group of each cell, about equally many patients in each: coarser than ``merged``, to see dependence by.
+
+    Args:
+        table: The columns of cells.
+        frequencies: (all cells,) noisy frequencies of each column.
+        merged: (all cells,) the number of each cell after merging.
+    """
     found = []
     shares = zip(table.attributes, split(frequencies, table.sizes), split(merged, table.sizes), strict=True)
     for attribute, own, numbers in shares:

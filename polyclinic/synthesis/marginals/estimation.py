@@ -50,7 +50,13 @@ class Measured:
 
 
 def asked(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> csr_matrix:
-    """(values of all, cells of the cliques' tables) which cells each measured value adds up."""
+    """(values of all, cells of the cliques' tables) which cells each measured value adds up.
+
+    Args:
+        sizes: (A,) cells of each column.
+        measured: The noisy marginals.
+        cliques: The columns of each table, in the order of the tables' cells.
+    """
     cells = np.array([int(np.prod(sizes[list(clique)])) for clique in cliques], dtype=np.int64)
     starts = dict(zip(cliques, np.cumsum(cells) - cells, strict=True))
     rows, columns, before = [], [], 0
@@ -69,8 +75,11 @@ def model_cells(sizes: Ints, cliques: Sequence[Clique]) -> int:
 
 
 def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
-    """The maximal cliques of a chordal graph in which each of ``cliques`` lies in one: columns are left out one after another,
-    first the one whose table with its neighbours is smallest, and its neighbours are joined."""
+    """The maximal cliques of a chordal graph in which each of ``cliques`` lies in one.
+
+    Columns are left out one after another, first the one whose table with its neighbours is smallest, and its
+    neighbours are joined.
+    """
     near: dict[int, set[int]] = {column: set() for column in range(len(sizes))}
     for clique in cliques:
         for column in clique:
@@ -92,10 +101,12 @@ def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
 def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
     """The model as a field over the measured cliques, and its (d,) potentials.
 
-    sizes: (A,) cells of each column; ``measured`` holds the last column alone, every other with it, and any others. Of all
-    distributions it is the one with the smallest sum of squares of what is left, each by the variance of its noise, and of
-    ten nats of divergence from columns that are independent given the last. Its dual is smooth and without bounds: a weight for
-    each measured number, by which its cells' potentials rise.
+    Of all distributions it is the one with the smallest sum of two terms. The first is the squares of what is left,
+    each by the variance of its noise. The second is ten nats of divergence from columns that are independent given the
+    last. Its dual is smooth and without bounds: a weight for each measured number, by which its cells' potentials rise.
+
+    sizes: (A,) cells of each column.
+    measured: the last column alone, every other with it, and any others.
     """
     cliques = tuple(dict.fromkeys(one.clique for one in measured))
     field = Field(sizes, *order_of(len(sizes) - 1, maximal(sizes, cliques), len(sizes)), cliques)

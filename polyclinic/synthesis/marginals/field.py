@@ -1,7 +1,7 @@
 """A Markov random field over columns of cells: its marginals and its conditional frequencies by potentials, many at once.
 
-Columns stand in an order in which each one's parents lie together in an earlier column's family (a perfect order of a chordal
-graph), so that one pass up and one down the families is exact (Lauritzen and Spiegelhalter 1988).
+Columns stand in an order in which each one's parents lie together in an earlier column's family (a perfect order of a
+chordal graph). So one pass up and one down the families is exact (Lauritzen and Spiegelhalter 1988).
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ Numbers = NDArray[Any]  # float64 or complex128
 class Field:
     """p(x) is proportional to the exponential of the sum of a table of potentials for each of ``cliques``.
 
-    sizes: (A,) cells of each column. order, parents: as of a ``NetworkSynthesizer``. cliques: each lies in one family, a column
-    and its parents. d: cells of all cliques' tables, which are flat and one behind another.
+    sizes: (A,) cells of each column.
+    order, parents: as of a ``NetworkSynthesizer``.
+    cliques: each lies in one family, a column and its parents.
+    d: cells of all cliques' tables, which are flat and one behind another.
     """
 
     sizes: Ints
@@ -166,7 +168,13 @@ def _onto(joint: Numbers, family: Sequence[int], columns: Sequence[int]) -> Numb
 def order_of(
     root: int, cliques: list[tuple[int, ...]], columns: int
 ) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...]]:
-    """Each column after the neighbours that it depends on, from ``root`` (Tarjan and Yannakakis 1984)."""
+    """Each column after the neighbours that it depends on, and these (Tarjan and Yannakakis 1984).
+
+    Args:
+        root: The first column.
+        cliques: The maximal cliques of a chordal graph.
+        columns: The number of columns.
+    """
     near: list[set[int]] = [set() for _ in range(columns)]
     for clique in cliques:
         for column in clique:

@@ -1,8 +1,8 @@
 """Federated MST and AIM: noisy marginals summed over hospitals, and a graphical model that fits them.
 
-Sources: McKenna, Miklau and Sheldon 2021, "Winning the NIST contest" (MST); McKenna, Mullins, Sheldon and Miklau 2022, "AIM".
-Here every number that a hospital gives is part of a sum with Gaussian noise, and which marginals are asked next follows from
-noisy sums alone, so that the noise of the sums is all there is to account for.
+Sources: McKenna, Miklau and Sheldon 2021, "Winning the NIST contest" (MST); McKenna, Mullins, Sheldon and Miklau 2022,
+    "AIM". Here every number that a hospital gives is part of a sum with Gaussian noise. Which marginals are asked next
+    follows from noisy sums alone, so that the noise of the sums is all there is to account for.
 """
 
 from __future__ import annotations
@@ -45,12 +45,16 @@ _POOL = 1 << 15
 
 @dataclass(frozen=True, eq=False)
 class Marginals:
-    """A SumsMethod. Round 1 asks every column's counts within each class of the label, so that the model always has what tells
-    the outcome, however rare. Round 2 asks those of every pair of other columns in groups of cells, which shows what depends on
-    what beyond the label, and each later round pairs that are chosen by then, in full, and those with the label again.
+    """A SumsMethod whose sums are of marginals.
 
-    rounds: 3 or more. model: how many numbers an aim model's tables may have. focus: columns whose pairs count twice where
-    pairs are chosen.
+    Round 1 asks every column's counts within each class of the label, so that the model always has what tells the
+    outcome, however rare. Round 2 asks those of every pair of other columns in groups of cells, which shows what
+    depends on what beyond the label. Each later round asks pairs that are chosen by then, in full, and those with the
+    label again.
+
+    rounds: 3 or more.
+    model: how many numbers an aim model's tables may have.
+    focus: columns whose pairs count twice where pairs are chosen.
     """
 
     layout: Layout
@@ -98,8 +102,18 @@ class Marginals:
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size) one-hot in each of the round's m marginals, over sqrt(m): norm 1, or less for rows that differ.
 
-        Neighbouring relation: add or remove one patient with all rows. Raises ConfigError, whatever the rows, for a question
-        whose numbers are not of cells and columns: they would write a patient's cells into another's vector.
+        Neighbouring relation: add or remove one patient with all rows.
+
+        Args:
+            round: The round, from 1 on.
+            question: The cells after merging and the pairs that the round asks.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: Whatever the rows, the question's numbers are not of cells and columns: they would write a
+                patient's cells into another's vector.
         """
         merged, pairs = self._asked(round, question)
         self._check(merged, pairs)
@@ -119,7 +133,14 @@ class Marginals:
                 )
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """Adds the round's frequencies and what the next round asks."""
+        """Adds the round's frequencies and what the next round asks.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         sizes = self._sizes(round, self.question(round, state) if round > _LABEL else {})
         scale = np.sqrt(len(sizes))
         state = {**state, f"measured {round}": mean * scale, f"noise {round}": np.array(max(noise, _LEAST) * scale)}
@@ -288,9 +309,19 @@ def make(
     model: int | str = 1 << 17,
     focus: str = "",
 ) -> Marginals:
-    """Marginals with checked options; rounds 0: 4 for mst, 6 for aim; focus: columns of the schema, joined by "+".
+    """Marginals with checked options.
 
-    Raises ConfigError for a bad option, or a schema that makes more than ``columns`` columns of cells.
+    Args:
+        layout: The layout of the rows.
+        algorithm: "mst" or "aim".
+        bins: The most bins of a number, 2 to 64.
+        rounds: 3 to 100; 0: 4 for mst, 6 for aim.
+        columns: The most columns of cells that the schema may make, 2 to 200.
+        model: How many numbers an aim model's tables may have.
+        focus: Columns of the schema, joined by "+", whose pairs count twice where pairs are chosen.
+
+    Raises:
+        ConfigError: An option is bad, or the schema makes more than ``columns`` columns of cells.
     """
     if algorithm not in ("mst", "aim"):
         raise ConfigError(f"Method option 'algorithm' is {algorithm!r}; allowed are mst and aim.")

@@ -1,8 +1,9 @@
 """The synthesizer of a fitted model: each column given a few earlier ones, the label first.
 
-A model of largest entropy over a junction tree is the same as a directed one: columns in an order in which each one's earlier
-neighbours lie in one clique with it. So the file holds its conditional frequencies, by which drawing is exact, needs no graphical
-library and takes any label; a pool of drawn rows would repeat its rows and run short of rare labels.
+A model of largest entropy over a junction tree is the same as a directed one. In it columns stand in an order in which
+each one's earlier neighbours lie in one clique with it. So the file holds its conditional frequencies, by which drawing
+is exact, needs no graphical library and takes any label. A pool of drawn rows would repeat its rows and run short of
+rare labels.
 """
 
 from __future__ import annotations
@@ -32,9 +33,12 @@ _EVIDENCE = "released "
 class NetworkSynthesizer:
     """Draws cell by cell. Columns are those of ``table`` after ``merged``.
 
-    order: (A,) columns, the label first. parents, conditionals: for each place in the order the columns that it depends on and
-    (cells of the parents, cells) frequencies. fine: (all cells,) frequency of each cell of ``table`` among those merged with it.
-    evidence: what was released, from which models can be drawn anew; None where that is not held, or the model is too large.
+    order: (A,) columns, the label first.
+    parents, conditionals: for each place in the order the columns that it depends on and (cells of the parents, cells)
+        frequencies.
+    fine: (all cells,) frequency of each cell of ``table`` among those merged with it.
+    evidence: what was released, from which models can be drawn anew; None where that is not held, or the model is too
+        large.
     """
 
     table: Table
@@ -54,7 +58,15 @@ class NetworkSynthesizer:
     def of(
         cls, table: Table, bins: int, merged: Ints, frequencies: Floats, model: tuple[Field, Floats]
     ) -> NetworkSynthesizer:
-        """Of a fitted ``model`` with its potentials, and the (all cells,) noisy ``frequencies`` of the columns alone."""
+        """The synthesizer of a fitted model.
+
+        Args:
+            table: The columns of cells before merging.
+            bins: The most bins of a number in ``table``.
+            merged: (all cells,) the number of each cell after merging.
+            frequencies: (all cells,) noisy frequencies of the columns alone.
+            model: The fitted field and its potentials.
+        """
         field, potentials = model
         conditionals = tuple(found[0] for found in field.conditionals(potentials[None]))
         fine = shares_within(table, merged, frequencies)
@@ -105,7 +117,13 @@ class NetworkSynthesizer:
         ]  # fmt: skip
 
     def merged_cells(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Ints:
-        """(rows, A) cells after ``merged``."""
+        """(rows, A) cells after ``merged``.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by the model's own frequencies.
+        """
         sizes = merged_sizes(self.merged, self.table)
         cells = np.zeros((rows, len(self.order)), dtype=np.int64)
         for own, above, conditional in zip(self.order, self.parents, self.conditionals, strict=True):
@@ -119,7 +137,13 @@ class NetworkSynthesizer:
         return cells
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D); of the given (rows,) classes, or of classes by the model's own frequencies."""
+        """(rows, D) drawn rows.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by the model's own frequencies.
+        """
         coarse = self.merged_cells(rows, rng, labels)
         cells = np.empty_like(coarse)
         own = zip(split(self.merged, self.table.sizes), split(self.fine, self.table.sizes), strict=True)
@@ -142,7 +166,16 @@ class NetworkSynthesizer:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> NetworkSynthesizer:
-        """Raises DataError for arrays that do not suit the layout or each other."""
+        """Makes a synthesizer again of what its ``arrays`` and ``options`` gave.
+
+        Args:
+            layout: The layout of the rows.
+            arrays: The arrays by name.
+            options: ``bins``.
+
+        Raises:
+            DataError: The arrays do not suit the layout or each other.
+        """
         bins, released = int(options["bins"]), under(arrays, _EVIDENCE)
         own = {name: np.asarray(values) for name, values in arrays.items() if not name.startswith(_EVIDENCE)}
         table = Table.of(layout, bins, len(own["order"]))
@@ -180,7 +213,15 @@ class NetworkSynthesizer:
 def pair_tables(
     model: NetworkSynthesizer, merged: Ints, pairs: Ints, rows: int, rng: np.random.Generator
 ) -> list[Floats]:
-    """Flat frequencies of ``pairs`` among ``rows`` drawn rows, over the cells left after ``merged``, which is coarser."""
+    """Flat frequencies of pairs of columns among drawn rows.
+
+    Args:
+        model: What draws the rows.
+        merged: (all cells,) the number of each cell after merging, coarser than the model's.
+        pairs: (m, 2) pairs of columns.
+        rows: How many rows to draw.
+        rng: The source of random numbers.
+    """
     sizes = merged_sizes(merged, model.table)
     coarse = np.zeros(int(model.merged.size), dtype=np.int64)
     coarse[model.table.starts.repeat(model.table.sizes) + model.merged] = merged
@@ -192,7 +233,13 @@ def pair_tables(
 
 
 def shares_within(table: Table, merged: Ints, frequencies: Floats) -> Floats:
-    """(all cells,) the share of each cell in the cells that it is merged with, equal where none was counted."""
+    """(all cells,) the share of each cell in the cells that it is merged with, equal where none was counted.
+
+    Args:
+        table: The columns of cells.
+        merged: (all cells,) the number of each cell after merging.
+        frequencies: (all cells,) noisy frequencies of each column.
+    """
     found = []
     for numbers, own in zip(split(merged, table.sizes), split(frequencies, table.sizes), strict=True):
         positive = np.maximum(own, 0.0)

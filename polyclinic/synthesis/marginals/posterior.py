@@ -1,10 +1,10 @@
 """The posterior of the model of largest entropy, given noisy marginals: what sampling and the noise of privacy leave open.
 
-NAPSU-MQ (Räisä, Jälkö, Kaski and Honkela 2023, "Noise-Aware Statistical Inference with Differentially Private Synthetic Data"):
-the frequencies of n patients in the measured cells are about normal around the model's, with the model's covariance by n, and
-what was released is these plus noise of known deviation. Here noise differs from table to table and tables may be of groups of
-cells, potentials have a normal prior, and the covariance is taken where the posterior is highest. It is post-processing: it sees
-what was released alone.
+Source: NAPSU-MQ (Räisä, Jälkö, Kaski and Honkela 2023, "Noise-Aware Statistical Inference with Differentially Private
+    Synthetic Data"). There the frequencies of n patients in the measured cells are about normal around the model's,
+    with the model's covariance by n. What was released is these plus noise of known deviation. Here noise differs from
+    table to table and tables may be of groups of cells, potentials have a normal prior, and the covariance is taken
+    where the posterior is highest. It is post-processing: it sees what was released alone.
 """
 
 from __future__ import annotations
@@ -59,10 +59,16 @@ class Evidence:
 
     @classmethod
     def load(cls, arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> Evidence:
-        """What ``arrays`` gave. sizes: (A,) cells of each column after merging. cells: all before. families: a column with its
-        parents, each of which is one.
+        """Makes evidence again of what its ``arrays`` gave.
 
-        Raises DataError where an array is missing or cannot be.
+        Args:
+            arrays: The arrays by name.
+            sizes: (A,) cells of each column after merging.
+            cells: The number of all cells before merging.
+            families: A column with its parents, for each column.
+
+        Raises:
+            DataError: An array is missing or cannot be.
         """
         _check(arrays, sizes, cells, families)
         measured: list[Measured] = []
@@ -161,8 +167,10 @@ class Posterior:
 
     @cached_property
     def highest(self) -> tuple[Floats, Floats, Floats]:
-        """(d,) potentials where the posterior is highest, (e, e) precision of what was released, and (d, d) a root of the
-        covariance of the potentials there: its product with its transpose."""
+        """(d,) potentials where the posterior is highest, (e, e) precision of what was released, and (d, d) a root.
+
+        The root is of the covariance of the potentials there: its product with its transpose.
+        """
         place = self._start()
         for climb in range(_CLIMBS):
             covariance = self.field.covariance(place)

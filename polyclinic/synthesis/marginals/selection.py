@@ -27,8 +27,12 @@ def distance(difference: Floats, noise: float) -> float:
 def dependence(pairs: Ints, measured: list[Floats], noise: float, by_class: list[Floats], variance: Floats) -> Floats:
     """(P,) how far each pair is from independence within each class of the label: L1, corrected for noise.
 
-    measured: the pairs' tables, flat, deviation ``noise`` in each cell. by_class: for each column, the label last, (groups, K)
-    frequencies, the label's on its diagonal; variance: (A,) of the noise of a class' groups, added up.
+    Args:
+        pairs: (P, 2) pairs of columns.
+        measured: The pairs' tables, flat.
+        noise: The standard deviation in each cell of these.
+        by_class: For each column, the label last, (groups, K) frequencies, the label's on its diagonal.
+        variance: (A,) of the noise of a class' groups, added up.
     """
     shares = np.maximum(by_class[-1].sum(axis=0), 1e-12)
     within, unsure = [], []
@@ -50,8 +54,13 @@ def dependence(pairs: Ints, measured: list[Floats], noise: float, by_class: list
 def spanning_tree(pairs: Ints, weights: Floats, columns: int) -> Ints:
     """(edges, 2) the tree with the largest weights (Chow and Liu 1968; McKenna et al. 2021, algorithm 3).
 
-    Pairs without weight are left out: to measure what shows no dependence would add noise alone. Columns that then stand
-    apart are independent of the others.
+    Pairs without weight are left out: to measure what shows no dependence would add noise alone. Columns that then
+    stand apart are independent of the others.
+
+    Args:
+        pairs: (P, 2) pairs of columns.
+        weights: (P,) the weight of each, 0 or more.
+        columns: The number of columns.
     """
     edges = csr_matrix((-weights, (pairs[:, 0], pairs[:, 1])), shape=(columns, columns))
     edges.eliminate_zeros()
@@ -65,9 +74,14 @@ def worth(
 ) -> Ints:
     """(m, 2) the pairs, in their order, by which most is gained if all are asked at once: the sum of errors less costs.
 
-    errors: (P,) what the model is wrong by. costs: (P,) what a measurement alone would be; of m tables each is sqrt(m) times as
-    loud. most: at most so many pairs, and how many tables are asked beside them. A pair is left out with which no model ``fits``
-    into memory. So more pairs are asked where there is more budget, or more that depends on something.
+    So more pairs are asked where there is more budget, or more that depends on something.
+
+    Args:
+        pairs: (P, 2) pairs of columns.
+        errors: (P,) what the model is wrong by.
+        costs: (P,) what a measurement alone would be; of m tables each is sqrt(m) times as loud.
+        most: At most so many pairs, and how many tables are asked beside them.
+        fits: Whether a model of these pairs fits into memory; a pair with which none does is left out.
     """
     limit, beside = most
     gains = []

@@ -1,8 +1,9 @@
 """The coordinates in which moments are taken: a fixed, public, linear map of a row without its label, block by block.
 
-Visits of a trajectory go through an orthonormal cosine transform, each of whose components is divided by the deviation that it
-would have if any two visits had correlation ``PERSISTENCE``: the transform diagonalises that matrix, and what is left of the
-correlations is small. So noise that is equal in all coordinates hurts none of them much more than another.
+Visits of a trajectory go through an orthonormal cosine transform. Each of its components is divided by the deviation
+that it would have if any two visits had correlation ``PERSISTENCE``. The transform diagonalises that matrix, and what
+is left of the correlations is small. So noise that is equal in all coordinates hurts none of them much more than
+another.
 """
 
 from __future__ import annotations

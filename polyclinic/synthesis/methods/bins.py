@@ -72,10 +72,15 @@ class Bins:
         return found
 
     def standing_out(self, means: Floats, noise: float, blocks: Ints | None = None) -> Bools:
-        """(Q, most) which bins' noisy (Q, most) frequencies stand out of a noise of this standard deviation; of a column without
-        such a bin all. Noise alone would else fill bounds that are far wider than what patients have.
+        """(Q, most) which bins' frequencies stand out of the noise; of a column without such a bin all.
 
-        blocks: (Q,) how many neighbours, a power of two, may stand out together where none does alone; by default 1.
+        Noise alone would else fill bounds that are far wider than what patients have.
+
+        Args:
+            means: (Q, most) noisy frequencies.
+            noise: The standard deviation of the noise in each.
+            blocks: (Q,) how many neighbours, a power of two, may stand out together where none does alone; by default
+                1.
         """
         found, size = np.zeros(means.shape, dtype=bool), 1
         while size <= (1 if blocks is None else int(blocks.max(initial=1))):

@@ -37,9 +37,15 @@ class Sums:
 
 
 def apart(sums: Floats, shares: Floats, pooled: Floats, noise: float) -> Floats:
-    """(C, m) means of classes: those of all, (m,), and of what (C, m) ``sums`` differ from them what noise does not explain.
+    """(C, m) means of classes: those of all, and of what classes differ from them what noise does not explain.
 
     First each column's differences are drawn towards 0 together (James and Stein 1961), then each one alone.
+
+    Args:
+        sums: (C, m) noisy sums of each class, share x mean.
+        shares: (C,) the share of each class.
+        pooled: (m,) means of all patients.
+        noise: The standard deviation in each entry of ``sums``.
     """
     differences = sums - shares[:, None] * pooled
     together = (len(shares) - 1) * noise**2 / np.maximum((differences**2).sum(axis=0), 1e-300)
@@ -49,8 +55,14 @@ def apart(sums: Floats, shares: Floats, pooled: Floats, noise: float) -> Floats:
 
 
 def distributions(sums: Sums, pooled: Sums, noise: Sums, hot: Hot, label: Floats) -> Arrays:
-    """The classes that ``sums`` tell of. pooled: the sums of all patients, one class; noise: standard deviations, one number each
-    (in ``shares``, ``hot``, ...); label: (K,) paid frequencies of the label's classes.
+    """The classes that ``sums`` tell of.
+
+    Args:
+        sums: The sums of each class.
+        pooled: The sums of all patients, one class.
+        noise: Standard deviations, one number each (in ``shares``, ``hot``, ...).
+        hot: Where the 0/1 numbers are.
+        label: (K,) paid frequencies of the label's classes.
     """
     shares = np.maximum(sums.shares, _LEAST_SHARE)
     shares /= shares.sum()
@@ -99,8 +111,12 @@ def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
 class LatentClasses(RowsByClass):
     """Draws a latent class by the row's label, and in it every column for itself, a set's codes given how many they are.
 
-    numbers: of ``distributions``, with ``weights`` (K, C) of the latent classes in each class of the label, ``frequencies``
-    (K C, H) in both, ``shift`` (K, Q) of scores by label, and ``histograms`` (Q, bins) that scores are of.
+    numbers: of ``distributions``, and these:
+
+    - ``weights``: (K, C) of the latent classes in each class of the label
+    - ``frequencies``: (K C, H) in both
+    - ``shift``: (K, Q) of scores by label
+    - ``histograms``: (Q, bins) that scores are of
     """
 
     most: int
@@ -141,9 +157,15 @@ class LatentClasses(RowsByClass):
 
 
 def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.Generator) -> Floats:
-    """(n, m) 0/1: ``count[i]`` codes of class ``latent[i]``, each about as likely as (C, m) ``frequencies`` say, given the count.
+    """(n, m) 0/1: ``count[i]`` codes of class ``latent[i]``, each about as likely as its frequency says, given the count.
 
     The codes of the largest logit plus logistic noise: Pareto sampling (Rosen 1997, J. Statist. Plann. Inference 62).
+
+    Args:
+        frequencies: (C, m) frequency of each code in each class.
+        latent: (n,) class of each row.
+        count: (n,) how many codes each row has.
+        rng: The source of random numbers.
     """
     chance = rng.random((len(latent), frequencies.shape[1]))
     height = np.log(frequencies / (1.0 - frequencies))[latent] + np.log(chance / (1.0 - chance))
@@ -154,10 +176,16 @@ def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.
 
 
 def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floats) -> Floats:
-    """(C, m) frequencies whose draws by ``chosen_codes`` have each code as often over all classes as (m,) ``wanted``.
+    """(C, m) frequencies whose draws by ``chosen_codes`` have each code as often over all classes as is wanted.
 
-    counts: (C, most + 1) chances of how many codes. Given a number of codes, those of a class have odds that are its own times
-    one factor, by which they add up to that number.
+    Given a number of codes, those of a class have odds that are its own times one factor, by which they add up to that
+    number.
+
+    Args:
+        frequencies: (C, m) frequency of each code in each class.
+        shares: (C,) the share of each class.
+        counts: (C, most + 1) chances of how many codes.
+        wanted: (m,) the frequency of each code over all classes.
     """
     size = np.arange(counts.shape[1])
     logits = np.log(frequencies / (1.0 - frequencies))
@@ -176,7 +204,13 @@ def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floa
 
 
 def tilted(frequencies: Floats, weights: Floats, wanted: Floats) -> Floats:
-    """(C, m) frequencies with odds changed by one factor a column, by which their (C,) weighted mean is (m,) ``wanted``."""
+    """(C, m) frequencies with odds changed by one factor a column, by which their weighted mean is as wanted.
+
+    Args:
+        frequencies: (C, m) frequencies.
+        weights: (C,) weights of the mean.
+        wanted: (m,) the weighted mean of each column.
+    """
     within = np.clip(frequencies, 1e-7, 1.0 - 1e-7)
     logits = np.log(within / (1.0 - within))
     for _ in range(_CALIBRATIONS):

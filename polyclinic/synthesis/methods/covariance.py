@@ -68,11 +68,16 @@ def on_simplex(values: Floats, total: float) -> Floats:
 def class_means(means: Floats, shares: Floats, noise: float, within: Floats | None = None) -> Floats:
     """(K, d) means of classes, drawn towards the mean of all as far as they differ by noise alone.
 
-    noise: standard deviation in each entry of share x mean; within: (d, d) covariance within classes, by default the same in all
-    directions. Along its eigenvectors differences are normal with a variance of t times a power p of the eigenvalue, of which the
-    t and p are taken that make the noisy differences most likely (empirical Bayes; with p = 0 as James and Stein 1961, with p = 2
-    a ridge on a discriminant's coefficients). So noise in directions in which patients vary little, which discriminants divide
-    by, is taken out wherever what is there allows it.
+    Along the eigenvectors of ``within`` differences are normal with a variance of t times a power p of the eigenvalue.
+    The t and p are taken that make the noisy differences most likely (empirical Bayes). With p = 0 that is as James and
+    Stein 1961, with p = 2 a ridge on a discriminant's coefficients. So noise in directions in which patients vary
+    little, which discriminants divide by, is taken out wherever what is there allows it.
+
+    Args:
+        means: (K, d) noisy means of classes.
+        shares: (K,) the share of each class.
+        noise: Standard deviation in each entry of share x mean.
+        within: (d, d) covariance within classes, by default the same in all directions.
     """
     if not noise or not means.size:
         return means
@@ -131,10 +136,15 @@ def quietened(matrix: Floats, noise: float) -> Floats:
 
 
 def class_covariances(covariances: Floats, shares: Floats, noise: Floats) -> Floats:
-    """(K, d, d) covariances of classes: that within all classes, and of each one's difference what noise does not explain, all
-    ``lifted`` by the noise of that within all.
+    """(K, d, d) covariances of classes: that within all, and of each one's difference what noise does not explain.
 
-    noise: (K,) standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate multiplies.
+    All are ``lifted`` by the noise of that within all.
+
+    Args:
+        covariances: (K, d, d) noisy covariances of classes.
+        shares: (K,) the share of each class.
+        noise: (K,) standard deviation in each diagonal entry of share x covariance, which a rare class' own estimate
+            multiplies.
     """
     within = np.einsum("k,kij->ij", shares, covariances)
     of_all = float(np.sqrt((noise**2).sum()))

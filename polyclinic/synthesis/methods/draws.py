@@ -32,9 +32,16 @@ class RowsByClass(ABC):
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Self:
-        """What ``arrays`` and ``options`` gave.
+        """Makes a synthesizer again of what its ``arrays`` and ``options`` gave.
 
-        Raises KeyError for an option that is missing, DataError for options and numbers that the class does not have.
+        Args:
+            layout: The layout of the rows.
+            arrays: The arrays by name.
+            options: Whole numbers, one for each further field.
+
+        Raises:
+            KeyError: An option is missing.
+            DataError: The class does not have such options and numbers.
         """
         given = {field.name: int(options[field.name]) for field in fields(cls)[2:]}
         for name, value in given.items():
@@ -55,7 +62,13 @@ class RowsByClass(ABC):
         return {field.name: getattr(self, field.name) for field in fields(self)[2:]}
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0."""
+        """(rows, D), within the schema's bounds; numbers of cells that are drawn as missing are 0.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by their frequencies.
+        """
         y = drawn_classes(self.classes, rows, rng) if labels is None else labels
         z = np.zeros((rows, self.layout.width))
         self._fill(z, y, rng)
@@ -71,7 +84,13 @@ class RowsByClass(ABC):
 
 
 def drawn_classes(frequencies: Floats, rows: int, rng: np.random.Generator) -> Ints:
-    """(rows,) classes, each by its frequency."""
+    """(rows,) classes, each by its frequency.
+
+    Args:
+        frequencies: (K,) frequency of each class.
+        rows: How many classes to draw.
+        rng: The source of random numbers.
+    """
     return picked(np.broadcast_to(frequencies, (rows, len(frequencies))), rng)
 
 

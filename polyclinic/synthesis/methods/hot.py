@@ -16,8 +16,13 @@ _RARE = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Hot:
-    """places: (H,) where in z; the rest tells of those H: one-hot ``groups``, for each whether ``none`` may be 1, code ``sets``,
-    ``singles``. cells: H numbers to (features, indicators) of cells that may be missing. most: codes of a set that count.
+    """The 0/1 numbers of a layout.
+
+    places: (H,) where in z; the rest tells of those H.
+    groups, none: one-hot groups, and for each whether none of its numbers may be 1.
+    sets, singles: code sets, and numbers by themselves.
+    cells: H numbers to (features, indicators) of cells that may be missing.
+    most: codes of a set that count.
     """
 
     places: Ints
@@ -102,7 +107,14 @@ class Hot:
         return found
 
     def drawn(self, frequencies: Floats, rows: Ints, rng: np.random.Generator, sets: bool = True) -> Floats:
-        """(n, H) rows; row i by frequencies of class ``rows[i]``, each number for itself but those of groups."""
+        """(n, H) rows, each number for itself but those of groups.
+
+        Args:
+            frequencies: (C, H) frequency of each number in each class.
+            rows: (n,) the class of each row.
+            rng: The source of random numbers.
+            sets: Whether codes of sets are drawn too; otherwise they are 0.
+        """
         found = np.zeros((len(rows), len(self.places)))
         codes = [np.arange(at.start, at.stop) for at in self.sets] if sets else []
         for alone in (self.singles, *codes):

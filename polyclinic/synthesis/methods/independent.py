@@ -23,9 +23,11 @@ from polyclinic.types import Arrays, Floats, Ints
 class Independent:
     """A patient's vector: [bins of numeric columns, 0/1 numbers], of length 1 at most, in the block of the label.
 
-    bins: of a numeric column, equal and public. most: codes of a set; a patient with more counts less for each. by_label:
-    columns are independent within each class; otherwise the label is one more column. Raises ConfigError for an option out of
-    range.
+    bins: of a numeric column, equal and public.
+    most: codes of a set; a patient with more counts less for each.
+    by_label: columns are independent within each class; otherwise the label is one more column.
+
+    Raises ConfigError for an option out of range.
     """
 
     layout: Layout
@@ -48,7 +50,15 @@ class Independent:
         return self._blocks * sum(self._parts)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size); of length at most 1 whatever the rows hold."""
+        """(patients, size); of length at most 1 whatever the rows hold.
+
+        Args:
+            round: The round, 1.
+            question: Empty.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         binned = self._bins.histograms(z).reshape(len(z), self._parts[0])
         vectors = np.concatenate([binned, self._hot.values(z)], axis=1) / self._length
         if self._blocks == 1:

@@ -1,10 +1,11 @@
 """Latent classes by private EM: every round a sum of what patients have, by how likely each is in which class.
 
-Rounds: 1 sums each column alone within each class of the label, by which numbers become normal scores; 2 the second moments of
-the most telling columns, whose largest directions start the classes; then steps of EM (Dempster, Laird, Rubin 1977), the last
-half of them averaged, as in online EM (Cappe and Moulines 2009), so that more steps cost little accuracy. Differences between
-classes that noise explains are taken out at each step. From round 2 on a part of each vector is a patient's 0/1 numbers and
-scores in the block of its label: what is drawn has in each class of the label each column as all rounds together say.
+Round 1 sums each column alone within each class of the label, by which numbers become normal scores. Round 2 sums the
+second moments of the most telling columns, whose largest directions start the classes. Then come steps of EM (Dempster,
+Laird, Rubin 1977). The last half of them is averaged, as in online EM (Cappe and Moulines 2009), so that more steps
+cost little accuracy. Differences between classes that noise explains are taken out at each step. From round 2 on a part
+of each vector is a patient's 0/1 numbers and scores in the block of its label. So what is drawn has in each class of
+the label each column as all rounds together say.
 """
 
 from __future__ import annotations
@@ -42,9 +43,14 @@ _DIRECTIONS = 10
 class Latent:
     """A patient's vector: for each class [1, 0/1 numbers, numbers of codes, first and second moments] times its chance.
 
-    classes: latent ones. rounds: sums in all, of which two precede EM. most: codes of a set that count. watched: columns in
-    the second moments of round 2. start: number of the public random directions that start the classes. bins: of a numeric
-    column. Raises ConfigError for an option out of range.
+    classes: latent ones.
+    rounds: sums in all, of which two precede EM.
+    most: codes of a set that count.
+    watched: columns in the second moments of round 2.
+    start: number of the public random directions that start the classes.
+    bins: of a numeric column.
+
+    Raises ConfigError for an option out of range.
     """
 
     layout: Layout
@@ -87,7 +93,15 @@ class Latent:
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size); of length at most 1 whatever the rows hold.
 
-        Raises ConfigError, whatever the rows, for a question whose arrays are of other shapes.
+        Args:
+            round: The round, from 1 on.
+            question: What the sums so far say: histograms, watched columns, or the weights and bias of classes.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: Whatever the rows, the question's arrays are of other shapes.
         """
         self._check(round, question)
         if round == 1:

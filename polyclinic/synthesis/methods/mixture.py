@@ -68,7 +68,17 @@ class Mixture:
 
     @classmethod
     def load(cls, layout: Layout, arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> Mixture:
-        """Raises ValueError for parts of any other package, DataError for weights that cannot be."""
+        """Makes a mixture again of what its ``arrays`` and ``options`` gave.
+
+        Args:
+            layout: The layout of the rows.
+            arrays: The weights, and the arrays of each part under its number.
+            options: ``parts``, the kind and the options of each.
+
+        Raises:
+            ValueError: A part is of any other package.
+            DataError: The weights cannot be.
+        """
         parts = []
         own = {name: values for name, values in arrays.items() if "." not in name}
         check_arrays(own, {"weights": Numbers((len(options["parts"]),), shares=True)})
@@ -87,7 +97,13 @@ class Mixture:
         return {"parts": [described(part) for part in self.parts]}
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
-        """(rows, D); a row of a given class comes from a part as likely as such patients are there."""
+        """(rows, D); a row of a given class comes from a part as likely as such patients are there.
+
+        Args:
+            rows: How many rows to draw.
+            rng: The source of random numbers.
+            labels: (rows,) classes; None draws them by their frequencies.
+        """
         if labels is None:
             labels = drawn_classes(self.classes, rows, rng)
         part = picked((self.weights[:, None] * self._classes).T[labels], rng)

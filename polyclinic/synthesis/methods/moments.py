@@ -1,10 +1,9 @@
 """Patients of each class as a Gaussian, by one sum of first and second moments, or as a Gaussian copula, by a sum before it.
 
-The moments that the released sum holds are those of u (``Basis``), a row turned so that noise hurts all of it alike. What is
-made
-of them costs no privacy: cells that are missing are divided out, noise is taken from covariances, 0/1 numbers stand on normals
-that are cut where their frequency says. In a copula numbers are normal scores, by histograms over all patients, so that neither
-loose bounds nor skewed columns spoil their moments.
+The moments that the released sum holds are those of u (``Basis``), a row turned so that noise hurts all of it alike.
+What is made of them costs no privacy. Cells that are missing are divided out, noise is taken from covariances, and 0/1
+numbers stand on normals that are cut where their frequency says. In a copula numbers are normal scores, by histograms
+over all patients, so that neither loose bounds nor skewed columns spoil their moments.
 """
 
 from __future__ import annotations
@@ -37,10 +36,12 @@ _SELDOM = 0.05
 class Moments:
     """A patient's vector, in the block of the label: [first moments, second moments], of length 1 at most.
 
-    radius: a row is shortened to so many times the root of the square that is expected of it. rounds: 2 asks first for
-    histograms of ``bins`` bins of numeric columns over all patients, and then for moments of their normal scores; 1 needs a
-    schema with ``centre`` and ``spread``, or close bounds. Raises ConfigError, naming the option, for one out of range, and
-    for a schema of more than ``MOST_NUMBERS`` numbers.
+    radius: a row is shortened to so many times the root of the square that is expected of it.
+    bins: of a numeric column, in the histograms of round 1 of 2.
+    rounds: 2 asks first for histograms of numeric columns over all patients, and then for moments of their normal
+        scores. 1 needs a schema with ``centre`` and ``spread``, or close bounds.
+
+    Raises ConfigError, naming the option, for one out of range, and for a schema of more than ``MOST_NUMBERS`` numbers.
     """
 
     layout: Layout
@@ -70,7 +71,18 @@ class Moments:
         )
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size); of length at most 1 whatever the rows hold."""
+        """(patients, size); of length at most 1 whatever the rows hold.
+
+        Args:
+            round: The round, from 1 on.
+            question: The histograms of a copula; empty otherwise.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question's histograms are of another shape.
+        """
         if round < self.rounds:
             binned = self._bins.histograms(z).reshape(len(z), self._bins.used.size)
             return mean_of_rows(binned / np.sqrt(max(len(self._bins.places), 1)), patient, patients)
@@ -171,12 +183,22 @@ class Moments:
 def present(
     basis: Basis, means: Floats, squares: Floats, shares: Floats, noise: tuple[float, float]
 ) -> tuple[Floats, Floats, Floats]:
-    """(K, P) means and (K, P, P) covariances of u in cells that are there (in both), from moments in which missing cells are 0,
-    and (K,) how many times the noise of covariances is that of squares.
+    """Means and covariances of u in cells that are there, from moments in which missing cells are 0.
 
-    noise: standard deviations in each entry of share x means, and in each diagonal one of share x squares. How often cells are
-    missing together is at least and at most what their frequencies allow (Frechet 1951), and how numbers differ where others are
-    missing is ``shrunk``: divided by noisy frequencies, a rare class' moments would else be noise many times over.
+    How often cells are missing together is at least and at most what their frequencies allow (Frechet 1951). How
+    numbers differ where others are missing is ``shrunk``: divided by noisy frequencies, a rare class' moments would
+    else be noise many times over.
+
+    Args:
+        basis: The coordinates u.
+        means: (K, P) means of classes.
+        squares: (K, P, P) second moments of classes.
+        shares: (K,) the share of each class.
+        noise: Standard deviations in each entry of share x means, and in each diagonal one of share x squares.
+
+    Returns:
+        (K, P) means, (K, P, P) covariances in cells that are there in both, and (K,) how many times the noise of
+        covariances is that of squares.
     """
     if not len(basis.nullable):
         return means, squares - means[:, :, None] * means[:, None, :], np.ones(len(shares))

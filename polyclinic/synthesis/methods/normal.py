@@ -82,8 +82,14 @@ def cuts(places: Places, mean: Floats) -> Floats:
 def beneath(places: Places, mean: Floats, covariance: Floats) -> tuple[Floats, Floats]:
     """(P,) deviations, and the (P, P) root of the correlations beneath: rows of normals times it have them.
 
-    A 0/1 number's correlation with anything is less than that of the normal beneath it by phi(t) / sqrt(p (1 - p)) (Pearson
-    1909, biserial correlation); for two of them this is exact in the sense of Sheppard 1899 where both p are 1/2.
+    A 0/1 number's correlation with anything is less than that of the normal beneath it by phi(t) / sqrt(p (1 - p))
+    (Pearson 1909, biserial correlation). For two of them this is exact in the sense of Sheppard 1899 where both p are
+    1/2.
+
+    Args:
+        places: Which numbers are numeric, 0/1, or in a group.
+        mean: (P,) mean of z.
+        covariance: (P, P) covariance of z.
     """
     hot = ~places.numeric
     share = np.clip(mean, _RARE, 1.0 - _RARE)
@@ -106,7 +112,13 @@ def beneath(places: Places, mean: Floats, covariance: Floats) -> tuple[Floats, F
 
 
 def one_class(places: Places, mean: Floats, covariance: Floats) -> Arrays:
-    """What ``drawn`` needs for one class, of (P,) mean and (P, P) covariance of z."""
+    """What ``drawn`` needs for one class.
+
+    Args:
+        places: Which numbers are numeric, 0/1, or in a group.
+        mean: (P,) mean of z.
+        covariance: (P, P) covariance of z.
+    """
     share = mean.copy()
     biases, none = np.zeros(len(mean)), np.full(len(places.groups), -np.inf)
     for number, (at, empty) in enumerate(zip(places.groups, places.none, strict=True)):
@@ -129,9 +141,16 @@ def drawn(
     none: Floats,
     rng: np.random.Generator,
 ) -> Floats:
-    """(n, P) rows: ``numbers`` where numeric; elsewhere what (n, P) correlated ``normals`` and their cuts and biases make.
+    """(n, P) rows: ``numbers`` where numeric; elsewhere what correlated ``normals`` and their cuts and biases make.
 
-    none: (groups,) biases of no number of a group.
+    Args:
+        places: Which numbers are numeric, 0/1, or in a group.
+        normals: (n, P) correlated normal numbers.
+        numbers: (n, P) values where numeric.
+        cut: (P,) above which a normal makes a 1.
+        biases: (P,) what is added to the normals of a group, of which the largest makes a 1.
+        none: (groups,) biases of no number of a group.
+        rng: The source of random numbers.
     """
     z = np.where(places.numeric, numbers, (normals > cut).astype(np.float64))
     for number, at in enumerate(places.groups):
@@ -162,9 +181,11 @@ def histograms_of(layout: Layout, bins: int) -> Numbers:
 
 @dataclass(frozen=True, eq=False)
 class Gaussian(RowsByClass):
-    """Draws what ``Moments`` found. numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the
-    correlations beneath, cuts and biases of 0/1 numbers; of a copula also (Q, most) histograms of ``bins`` bins, and then numbers
-    are normal scores.
+    """Draws what ``Moments`` found.
+
+    numbers: ``classes`` (K,) frequencies; of each class mean, deviation, root of the correlations beneath, cuts and
+        biases of 0/1 numbers. Of a copula also (Q, most) histograms of ``bins`` bins, and then numbers are normal
+        scores.
     """
 
     bins: int

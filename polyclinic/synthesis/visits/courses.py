@@ -63,13 +63,21 @@ class Parts:
 def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int, hidden: Floats) -> Arrays:
     """The numbers that draw a visit from the one before it, by class.
 
-    ``location`` and ``scale`` (K, P) are those of rows of ``step``, 0 where a number is constant. ``weights`` (K, D, G) and
-    ``innovation`` (K, D, D) give the D numbers of a gap and a visit from the G of own columns, the step and the visit before.
-    ``step_cuts`` (K, P) are of 0/1 numbers.
+    ``location``, ``scale``: (K, P), those of rows of ``step``, 0 where a number is constant
+    ``weights``: (K, D, G), which give the D numbers of a gap and a visit from the G of own columns, the step and the
+        visit before
+    ``innovation``: (K, D, D), the root of the covariance of what the weights leave
+    ``step_cuts``: (K, P), of 0/1 numbers
 
-    step: mean, deviation, root of correlations and cuts, as ``Gaussian`` has them. histograms: of the rows' numbers. The
-    visits before and now are given the same correlations, with each other column and among themselves (the mean of both). So
-    the autoregression is stationary whatever the noise.
+    The visits before and now are given the same correlations, with each other column and among themselves (the mean of
+    both). So the autoregression is stationary whatever the noise.
+
+    Args:
+        line: The trajectories of the layout as visits.
+        step: Mean, deviation, root of correlations and cuts, as ``Gaussian`` has them.
+        histograms: Of the rows' numbers.
+        bins: The number of bins of a numeric column.
+        hidden: (K,) standard deviation of the eigenvalues that the noise alone gives each class' covariance.
     """
     numeric = line.step.numeric[: line.step.label.start]
     location, scale = np.where(numeric, step["mean"], 0.0), np.where(numeric, step["deviation"], 1.0)
@@ -121,9 +129,9 @@ def _transition(correlations: Floats, at: Parts, still: Bools, hidden: float) ->
 class Courses(RowsByClass):
     """Draws own columns and the first visit, then each visit given the one before.
 
-    numbers: those of ``transitions``; those of ``Gaussian`` for rows of ``begun``, each with ``begun_`` before its name; the
-    histograms ``own``, ``visit``, ``between`` and ``ends``; and ``missing`` (measured,), how often cells are missing, 0 where
-    they never are.
+    numbers: those of ``transitions``; those of ``Gaussian`` for rows of ``begun``, each with ``begun_`` before its
+        name. Also the histograms ``own``, ``visit``, ``between`` and ``ends``, and ``missing`` (measured,), how often
+        cells are missing, 0 where they never are.
     time: the number of the trajectory with the times, -1 where steps are evenly apart.
     """
 

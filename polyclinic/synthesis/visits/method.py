@@ -74,7 +74,15 @@ class VisitByVisit:
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
         """(patients, size); of length at most 1 whatever the rows hold.
 
-        Raises ConfigError, whatever the rows, for a question whose arrays are of other shapes.
+        Args:
+            round: The round, 1 or 2.
+            question: The histograms, in round 2.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: Whatever the rows, the question's arrays are of other shapes.
         """
         visits = self._timeline.visits(z)
         if round == 1:

@@ -24,8 +24,9 @@ _OWN, _VISIT, _PAIR = "own", "visit", "pair"
 class Visits:
     """The visits of n rows.
 
-    x: (n, F) encoded features, NaN where missing. label: (n, K) one-hot. first, last: (n,) steps of the first and the last
-    visit; 0 and -1 in rows without a visit.
+    x: (n, F) encoded features, NaN where missing.
+    label: (n, K) one-hot.
+    first, last: (n,) steps of the first and the last visit; 0 and -1 in rows without a visit.
     """
 
     x: Floats
@@ -57,9 +58,16 @@ class Timeline:
 
     @classmethod
     def of(cls, layout: Layout, time: str, method: str) -> Timeline:
-        """The timeline whose times are in the trajectory ``time``, by default in ``before latest`` where the schema has it.
+        """The timeline of a layout's trajectories.
 
-        method: its name, for messages.
+        Args:
+            layout: The layout of the rows.
+            time: The trajectory with the times of visits; empty for ``before latest`` where the schema has it.
+            method: The method's name, for messages.
+
+        Raises:
+            ConfigError: The trajectory is none of the schema's, or the schema's trajectories are too few or differ in
+                steps.
         """
         schema = layout.schema
         found = {column.name: column.steps for column, _ in layout.columns if column.kind == "trajectory"}
@@ -217,7 +225,13 @@ class Timeline:
 
 
 def rows_of(layout: Layout, x: Floats, label: Floats) -> Floats:
-    """(n, D) rows of a derived layout, from encoded features and a one-hot label."""
+    """(n, D) rows of a derived layout.
+
+    Args:
+        layout: The derived layout.
+        x: (n, F) encoded features, NaN where missing.
+        label: (n, K) one-hot.
+    """
     z = layout.rows(x, np.zeros(len(x), dtype=np.int64))
     z[:, layout.label] = label
     return z

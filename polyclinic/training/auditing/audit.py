@@ -162,7 +162,17 @@ def sampling(subject: Subject) -> list[Finding]:
 
 
 def several(subject: Subject, build: Builder, arrays: Arrays, wanted: int) -> tuple[Rows, Contributions]:
-    """As many canaries as are wanted, or where none has a column of its own as the model tells apart."""
+    """As many canaries as are wanted, or where none has a column of its own as the model tells apart.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        wanted: How many canaries are wanted.
+
+    Raises:
+        ConfigError: The model does not tell the canaries apart.
+    """
     while isinstance(subject, Fixed) and wanted > 2:
         try:
             return told_apart(subject, build, arrays, wanted, exact=True)
@@ -224,11 +234,20 @@ def audit(
 ) -> Audit:
     """One training run with canaries, and all checks.
 
-    A game that is trained as published, which claims nothing, is searched for what breaks a guarantee. A task that neither
-    takes steps nor releases a minimiser shows its final model alone: a black box, without checks. A model that the task
-    refuses, which only a planted fault may bring, is measured for its sensitivity alone.
-    Raises ConfigError for a refused model without a fault, for one that does not tell the canaries apart, and for a fault
-    that the task has no place for.
+    A game that is trained as published, which claims nothing, is searched for what breaks a guarantee. A task that
+    neither takes steps nor releases a minimiser shows its final model alone: a black box, without checks. A model that
+    the task refuses, which only a planted fault may bring, is measured for its sensitivity alone.
+
+    Args:
+        subject: What is audited.
+        canaries: The number of canaries.
+        guesses: One or several numbers of guesses, as in ``guess``.
+        confidence: The confidence of the lower bound of epsilon.
+        white_box: Whether the sums of every round are seen, or the final model alone.
+
+    Raises:
+        ConfigError: The task refuses the model and there is no fault, the model does not tell the canaries apart, or
+            the task has no place for the fault.
     """
     _check_fault(subject)
     if isinstance(subject, Fixed) and not white_box:

@@ -77,7 +77,12 @@ class Contributions:
 def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence: float, white_box: bool) -> Guessing:
     """One training run with canaries, and what the guesses of their coins say of epsilon.
 
-    guesses: one or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
+    Args:
+        subject: What is audited.
+        canaries: The number of canaries.
+        guesses: One or several numbers of guesses, fixed beforehand; with several, the bound allows for the choice.
+        confidence: The confidence of the lower bound.
+        white_box: Whether the sums of every round are seen, or the final model alone.
     """
     included = subject.stream("coins").uniform(canaries) < 0.5
     attack: Callable[[Any, Bools], Reals] = _white_box
@@ -159,7 +164,14 @@ def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], 
 
 
 def losses(subject: Subject, build: Builder, arrays: Arrays, rows: Rows) -> Reals:
-    """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``."""
+    """(count,): each canary's loss; minus the log probability of its class unless the task has ``canary_losses``.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        rows: The canaries.
+    """
     if hasattr(subject.task, "canary_losses"):
         return np.asarray(subject.task.canary_losses(build, arrays, rows))
     made = lambda: build().double()  # noqa: E731
@@ -172,8 +184,15 @@ def told_apart(
 ) -> tuple[Rows, Contributions]:
     """Canaries at the scale at which the model tells them apart best, and their contributions.
 
-    exact: sums that will have no noise, in which canaries that are nearly alike are told apart as well.
-    Raises ConfigError when no scale makes their contributions independent of each other.
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        count: The number of canaries.
+        exact: Whether sums will have no noise, in which canaries that are nearly alike are told apart as well.
+
+    Raises:
+        ConfigError: No scale makes their contributions independent of each other.
     """
 
     def apart(scale: float) -> float:
@@ -194,7 +213,17 @@ def told_apart(
 
 
 def contributions(subject: Subject, build: Builder, arrays: Arrays, rows: Rows, count: int) -> Reals:
-    """(count, P): what each of the first patients alone adds to a sum: a round of one step, without noise, of all patients."""
+    """(count, P): what each of the first patients alone adds to a sum.
+
+    The sum is of a round of one step, without noise, of all patients.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        rows: The patients' rows.
+        count: Of how many patients.
+    """
     settings = noiseless(subject.settings)
     alone = [
         subject.hospital(rows.of_patients(np.arange(rows.patients) == i), settings, "alone", i) for i in range(count)

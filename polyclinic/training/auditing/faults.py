@@ -110,7 +110,14 @@ def _batch_normalised(build: Builder, features: int) -> Builder:
 
 
 def unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
-    """Training without the check of the module that every task makes first."""
+    """Training without the check of the module that every task makes first.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        work: Each site's part.
+        settings: The settings of the round.
+    """
     made = (lambda: build().double()) if settings.double else build
     return [train_one(made, arrays, site, settings) for site in work]
 

@@ -107,7 +107,13 @@ def of_sums(method: SumsMethod, claim: Claim) -> Fixed:
 
 
 def of_game(game: Game, layout: Layout, claim: Claim) -> Fixed:
-    """Rounds of a game against a generator that draws nothing."""
+    """Rounds of a game against a generator that draws nothing.
+
+    Args:
+        game: The game.
+        layout: The layout of the rows.
+        claim: What training claims, and what is planted.
+    """
     game = replace(game, core=lambda at: _Still(at.label.start), begin=lambda at: {})
     task: Any = GameTask(game, layout, clips=False).asked({})
     if claim.fault.train:

@@ -1,5 +1,6 @@
-"""What rounds ought to show: how often a patient is in each of them, and the covariance of the noise of their sums; and what a
-check says of what they do show.
+"""What rounds ought to show, and what a check says of what they do show.
+
+They ought to show how often a patient is in each of them, and the covariance of the noise of their sums.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ class Finding:
 
 
 def scores(sums: Reals, spread: Reals, settings: TrainSettings) -> Reals:
-    """(canaries,) log likelihood ratios of having been there, from the (rounds, canaries) counts that the sums show.
+    """(canaries,) log likelihood ratios of having been there, from the counts that the sums show.
 
-    spread: (canaries,) the standard deviation of the counts when the sums have noise of standard deviation 1.
+    Args:
+        sums: (rounds, canaries) the counts.
+        spread: (canaries,) the standard deviation of the counts when the sums have noise of standard deviation 1.
+        settings: The settings of a round.
     """
     noise = settings.noise_scale * spread
     if settings.batching == "poisson":
@@ -60,7 +64,13 @@ def turns(settings: TrainSettings, rounds: int) -> Reals:
 
 
 def counts(settings: TrainSettings, shape: tuple[int, int, int], draw: np.random.Generator) -> Reals:
-    """(rounds, sites, patients) draws of how many steps of a round have each patient."""
+    """(rounds, sites, patients) draws of how many steps of a round have each patient.
+
+    Args:
+        settings: The settings of a round.
+        shape: (rounds, sites, patients).
+        draw: The source of random numbers.
+    """
     if settings.batching == "poisson":
         return draw.binomial(settings.local_steps, settings.sample_rate, shape).astype(np.float64)
     return np.moveaxis(turns(settings, shape[0])[draw.integers(settings.epoch, size=shape[1:])], -1, 0)

@@ -1,7 +1,7 @@
 """The audit of tasks that release a noisy minimiser: output perturbation, objective perturbation, the exponential mechanism.
 
-There are no steps. A canary has a column of its own, so that whether it takes part decides what the minimiser is there but
-for the noise: its coin is guessed by the projection of the released weights onto what it adds to them.
+There are no steps. A canary has a column of its own, so that whether it takes part decides what the minimiser is there
+but for the noise. Its coin is guessed by the projection of the released weights onto what it adds to them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,16 @@ def independence(draws: Reals, what: str) -> Finding:
 def released(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], rounds: int, public: float
 ) -> Reals:
-    """(rounds, S, p): each hospital's released weights, the intercept last; the two outputs' are -w/2 and w/2."""
+    """(rounds, S, p): each hospital's released weights, the intercept last; the two outputs' are -w/2 and w/2.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        hospitals: S hospitals.
+        rounds: The number of rounds.
+        public: The public number of patients of each hospital.
+    """
     nothing = [Arrays() for _ in hospitals]
     with np.errstate(over="ignore"):  # of records that are not finite
         made = [train(subject, build, arrays, hospitals, subject.settings, public, nothing) for _ in range(rounds)]

@@ -1,8 +1,8 @@
 """What is audited: a task's own ``train``, called as hospitals call it, with a run's settings.
 
-The auditor plays the server: it may choose the model that a round starts from, since the guarantee holds for any, and it
-sees all that a hospital makes of its records. Beside it are made-up patients: canaries, and hospitals that differ by one
-patient, typical or extreme. Nothing here scores or judges.
+The auditor plays the server. It may choose the model that a round starts from, since the guarantee holds for any, and
+it sees all that a hospital makes of its records. Beside it are made-up patients: canaries, and hospitals that differ by
+one patient, typical or extreme. Nothing here scores or judges.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ _SMALL = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class Claim:
-    """What training claims at a hospital, a round's settings, and the patients of so many ``classes`` of labels among whom
-    canaries hide.
+    """What training claims at a hospital, a round's settings, and the patients among whom canaries hide.
 
-    epsilon, delta: what ``rounds`` rounds of ``settings`` claim to spend on each patient (add/remove one). seed: None
-    draws from the operating system, as a hospital does. fault: what is planted between the audit and the task. columns: the
-    label's; none for a label of ``classes``.
+    classes: of the patients' labels.
+    epsilon, delta: what ``rounds`` rounds of ``settings`` claim to spend on each patient (add/remove one).
+    seed: None draws from the operating system, as a hospital does.
+    fault: what is planted between the audit and the task.
+    columns: the label's; none for a label of ``classes``.
     """
 
     settings: TrainSettings
@@ -113,6 +114,15 @@ def train(
     """The hospitals' updates by the task's own code, with the fault where one is planted; always in float64.
 
     What the strategy sends beside the model is zero.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        hospitals: The hospitals, with their rows and streams.
+        settings: The settings of the round.
+        public_patients: The public number of patients of each hospital.
+        kept: What each hospital kept from its last round.
     """
     beside = {
         name: {label: np.zeros_like(value) for label, value in arrays.items()} for name in settings.local.receives
@@ -129,9 +139,20 @@ def noisy_sums(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
     rounds: int = 1,
 ) -> list[Reals]:  # fmt: skip
-    """For each view (rounds, S, P): what each hospital's noisy sums of clipped gradients at ``arrays`` add up to in each round.
+    """What each hospital's noisy sums of clipped gradients at ``arrays`` add up to in each round.
 
     Tiny steps of plain SGD show them; any optimizer or filter only reworks what has become private before.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        hospitals: S hospitals, with their rows and streams.
+        settings: The settings of a round.
+        rounds: The number of rounds.
+
+    Returns:
+        For each view (rounds, S, P).
     """
     scale = _SMALL / settings.max_grad_norm
     plain = replace(
@@ -155,7 +176,13 @@ def _watched(subject: Subject, half: LocalHalf) -> LocalHalf:
 
 
 def privatised(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:
-    """The arrays that records reach, through noise: all trainable ones, unless the task has a ``privatised`` of its own."""
+    """The arrays that records reach, through noise: all trainable ones, unless the task has a ``privatised`` of its own.
+
+    Args:
+        subject: What is audited.
+        build: Makes the model's module.
+        arrays: The model's arrays.
+    """
     if hasattr(subject.task, "privatised"):
         return list(subject.task.privatised(build, arrays))
     return [name for name, value in load(build, arrays).named_parameters() if value.requires_grad]
@@ -166,10 +193,15 @@ _MANY = 64
 
 
 def canaries(subject: Subject, count: int, scale: float) -> Rows:
-    """``count`` patients of one row, each alone in having ``scale`` in a column of its own behind the patients' columns.
+    """Patients of one row, each alone in having something in a column of its own behind the patients' columns.
 
-    They are the same in every call and no secret: only which of them take part is. A task may have
-    ``canaries(features, classes, count, scale, stream)`` of its own, with such columns.
+    They are the same in every call and no secret: only which of them take part is. A task may have ``canaries(features,
+    classes, count, scale, stream)`` of its own, with such columns.
+
+    Args:
+        subject: What is audited.
+        count: The number of canaries.
+        scale: What each has in its own column.
     """
     draw = keyed_stream(0, "audit", "canaries")
     rows = subject.canaries(subject.features, subject.classes, count, scale, draw)
@@ -183,7 +215,13 @@ def _one_column_each(features: int, classes: int, count: int, scale: float, stre
 
 
 def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
-    """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``."""
+    """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``.
+
+    Args:
+        patients: The patients' rows.
+        canaries: The canaries' rows, with more columns.
+        included: (canaries,) which take part.
+    """
     extra = np.zeros((len(patients.y), canaries.x.shape[1] - patients.x.shape[1]))
     return Rows.joined([replace(patients, x=np.hstack([patients.x, extra])), canaries.of_patients(included)])
 

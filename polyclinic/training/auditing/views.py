@@ -24,8 +24,9 @@ from polyclinic.types import Arrays, Reals
 class View:
     """One noisy sum of a round; ``settings``: by which it is made.
 
-    read: what it says of the arrays of these names, one after the other, from the arrays that were sent, the update after a
-    round of plain steps, and the size of these. reported: whether a hospital counts its steps among those of the round.
+    read: what it says of the arrays of these names, one after the other. It is given the names, the arrays that were
+        sent, the update after a round of plain steps, and the size of these.
+    reported: whether a hospital counts its steps among those of the round.
     """
 
     name: str

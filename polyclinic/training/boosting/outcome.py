@@ -1,7 +1,7 @@
 """What boosting asks of an objective: residuals and their public bounds, and how much a patient tells of the outputs.
 
-A row's outputs are ``levels @ intercept + contrasts @ f``: of classes both columns are orthonormal contrasts of the logits; of
-hazards each interval has a level and one shape function moves all of them, so that odds are in proportion.
+A row's outputs are ``levels @ intercept + contrasts @ f``. Of classes both columns are orthonormal contrasts of the
+logits. Of hazards each interval has a level and one shape function moves all of them, so that odds are in proportion.
 """
 
 from __future__ import annotations

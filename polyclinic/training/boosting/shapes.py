@@ -1,15 +1,16 @@
 """Shape functions by rounds of sums: what each round asks of a patient, and the model that follows from the sums.
 
-Cyclic boosting with a small learning rate (Nori et al. 2021) takes the same steps, to first order, as all features at once
-(batched updates, Maddock et al. 2022). A round here is such a step for all features, over smooth functions of the bins
-(``models.additive.Basis``) in place of a count for each bin: noise in a bin's sum is the same however few patients it has, and a
-slow change over thirty bins rests on thirty noisy numbers there, and on one here.
+Cyclic boosting with a small learning rate (Nori et al. 2021) takes the same steps, to first order, as all features at
+once (batched updates, Maddock et al. 2022). A round here is such a step for all features, over smooth functions of the
+bins (``models.additive.Basis``) in place of a count for each bin. Noise in a bin's sum is the same however few patients
+it has. A slow change over thirty bins rests on thirty noisy numbers there, and on one here.
 
-The first round sums second moments of the functions and their products with the residuals. They give coordinates that are
-uncorrelated; each has as much of a patient's vector as it is worth under the noise, so that fast changes and rare directions are
-not asked for where noise would hide them. Each later round sums gradients. The server combines all rounds as a Kalman filter does
-(``logistic.newton``): every noisy gradient is a measurement of the best coefficients, weighted by its noise, beside a public
-normal prior. The shape functions that follow are smooth as far as the noise demands.
+The first round sums second moments of the functions and their products with the residuals. They give coordinates that
+are uncorrelated. Each has as much of a patient's vector as it is worth under the noise. So fast changes and rare
+directions are not asked for where noise would hide them. Each later round sums gradients. The server combines all
+rounds as a Kalman filter does (``logistic.newton``): every noisy gradient is a measurement of the best coefficients,
+weighted by its noise, beside a public normal prior. The shape functions that follow are smooth as far as the noise
+demands.
 """
 
 from __future__ import annotations
@@ -58,8 +59,12 @@ _ROWS_AT_ONCE = 4096
 
 
 class Functions(Protocol):
-    """Functions of a row: ``usual`` (q,) their variances among patients before any is seen, ``farthest`` the length that no row
-    exceeds, and ``rows`` (n, q) their values for (n, features) rows, NaN where a cell is missing."""
+    """Functions of a row.
+
+    ``usual``: (q,) their variances among patients before any is seen
+    ``farthest``: the length that no row exceeds
+    ``rows``: (n, q) their values for (n, features) rows, NaN where a cell is missing
+    """
 
     usual: Floats
 
@@ -77,7 +82,13 @@ class Table(Layout):
 
     @classmethod
     def of_functions(cls, schema: Schema, basis: Functions, outcome: Outcome) -> Table:
-        """Of rows that are standardised, NaN where a cell is missing."""
+        """The layout of rows that are standardised, NaN where a cell is missing.
+
+        Args:
+            schema: The public schema.
+            basis: The functions of a row.
+            outcome: What becomes of a label.
+        """
         count = len(basis.usual)
         table = cls(schema, np.zeros(count), np.ones(count), np.zeros(count, dtype=bool))
         vars(table).update(basis=basis, outcome=outcome)
@@ -100,11 +111,17 @@ class Table(Layout):
 class Shapes:
     """``synthesis.sums.SumsMethod`` of an additive model with q functions of features, I levels and L contrasts.
 
-    rounds: 1 or more. private: Whether sums get noise; without it patients' vectors are scaled so far that none is clipped.
+    rounds: 1 or more.
+    private: Whether sums get noise; without it patients' vectors are scaled so far that none is clipped.
 
-    A question after the first round's holds ``centre`` (q,) and ``basis`` (q, q), whose columns are the coordinates of rows less
-    the centre; the model, ``weights`` (q, L) of the functions and ``intercept`` (I,); and ``radius`` (1,), the longest gradient
-    in these coordinates. Neighbouring relation: add or remove one patient, who moves a sum by at most 1.
+    A question after the first round's holds these:
+
+    ``centre``: (q,), what is taken from rows
+    ``basis``: (q, q), whose columns are the coordinates of rows less the centre
+    ``weights``, ``intercept``: the model, (q, L) of the functions and (I,)
+    ``radius``: (1,), the longest gradient in these coordinates
+
+    Neighbouring relation: add or remove one patient, who moves a sum by at most 1.
     """
 
     layout: Table
@@ -123,7 +140,18 @@ class Shapes:
         return gradient + (0 if question else 1 + self._functions + len(self._pairs[0]))
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) vectors of length at most 1. Raises ConfigError for arrays of other shapes."""
+        """(patients, size) vectors of length at most 1.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question's arrays are of other shapes.
+        """
         self.check(question)
         functions, labels = z[:, : self._functions], z[:, self._functions :]
         vectors = self._gradients(question, functions, labels) if question else self._moments(functions, labels)
@@ -140,7 +168,14 @@ class Shapes:
             raise ConfigError(f"The question's 'radius' is {question['radius'][0]:g}; allowed are numbers above 0.")
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""
+        """The next state.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         if "basis" not in state:
             return self._begun(state, mean, noise)
         scale = float(state["radius"][0])
@@ -363,12 +398,29 @@ class ShapesTask(SumsTask):
     name: str = "classification"
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for arrays that are not the model's."""
+        """Checks that the arrays are the model's.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays, if there are any.
+            features: The width of a row.
+            engine: Of no weight here.
+            private: Of no weight here.
+
+        Raises:
+            ConfigError: Names or shapes differ.
+        """
         if arrays:
             check_fit({name: tuple(value.shape) for name, value in build().state_dict().items()}, arrays)
 
     def evaluate(self, build: Builder, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        """Each site's (rows, columns) float64 predictions under the model ``arrays``."""
+        """Each site's (rows, columns) float64 predictions under the model ``arrays``.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            rows: Each site's rows.
+        """
         module, predictions = load(build, arrays).eval(), self.method.outcome.objective.predictions
 
         def scores(x: Floats) -> Floats:

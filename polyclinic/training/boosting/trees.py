@@ -25,7 +25,13 @@ _ROWS_AT_ONCE = 4096
 
 
 def made_up_rows(schema: Schema, patients: int, seed: int) -> Floats:
-    """(patients, features) standardised rows whose columns are independent: normal numbers, equally frequent categories."""
+    """(patients, features) standardised rows whose columns are independent: normal numbers, equally frequent categories.
+
+    Args:
+        schema: The public schema.
+        patients: The number of rows.
+        seed: The seed of the rows.
+    """
     rng, x = generator(seed, "rows"), np.zeros((patients, len(feature_names(schema))))
     for column, at in feature_slices(schema):
         shape = (patients, at.stop - at.start)
@@ -77,7 +83,18 @@ class Directions:
     def of(
         cls, schema: Schema, trees: int = TREES, depth: int = DEPTH, directions: int = DIRECTIONS, seed: int = 0
     ) -> Directions:
-        """At most ``directions`` of a forest of ``forest``. Raises ValueError as that does."""
+        """At most ``directions`` of a forest of ``forest``.
+
+        Args:
+            schema: The public schema.
+            trees: The number of trees.
+            depth: The depth of each.
+            directions: The most directions.
+            seed: The seed of the forest and of the made-up rows.
+
+        Raises:
+            ValueError: As ``forest``.
+        """
         grown = forest(0, 1, schema, trees, depth, directions, seed)
         assert isinstance(grown, Forest)
         return cls(grown, made_up_rows(schema, _PATIENTS, seed), directions)

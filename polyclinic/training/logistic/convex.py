@@ -1,10 +1,12 @@
 """Private logistic regression in one release: output perturbation, objective perturbation and the exponential mechanism.
 
-Each hospital finds the minimiser of its own L2-regularised loss, with noise on the minimiser or in the objective, or draws a
-model that is the likelier the lower its loss, and the strategy averages them. A round is one such release; it does not depend on
-the model that the round began with.
-``max_grad_norm`` bounds each patient's row and with it the gradient; ``weight_decay`` is the strength of the regulariser on the
-mean loss. Steps, batches, the learning rate and the optimizer have no part in it. docs/privacy/convex.md
+Each hospital finds the minimiser of its own L2-regularised loss, with noise on the minimiser or in the objective. Or it
+draws a model that is the likelier the lower its loss. The strategy averages them. A round is one such release; it does
+not depend on the model that the round began with.
+
+The setting ``max_grad_norm`` bounds each patient's row and with it the gradient; ``weight_decay`` is the strength of
+the regulariser on the mean loss. Steps, batches, the learning rate and the optimizer have no part in it. See
+docs/privacy/convex.md.
 """
 
 from __future__ import annotations
@@ -58,7 +60,18 @@ class ConvexTask:
         return perturbation.output_event(noise, settings.perturbation)
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for any module but one linear layer of two outputs."""
+        """Checks that the module is one linear layer of two outputs.
+
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays.
+            features: The width of a row.
+            engine: Of no weight here.
+            private: Of no weight here.
+
+        Raises:
+            ConfigError: It is another module.
+        """
         _linear(load(build, arrays), self.name, features)
 
     def train(
@@ -66,7 +79,14 @@ class ConvexTask:
     ) -> list[SiteUpdate]:
         """Each site's own private minimiser, as a model of the shape of ``arrays``; noise from the site's stream.
 
-        Raises ConfigError for a model that ``check`` refuses, or a private call without ``public_patients``.
+        Args:
+            build: Makes the model's module.
+            arrays: The model's arrays, which say shapes alone.
+            work: Each site's part.
+            settings: The settings of the round.
+
+        Raises:
+            ConfigError: ``check`` refuses the model, or a private call lacks ``public_patients``.
         """
         if settings.noise_multiplier is not None and any(site.public_patients is None for site in work):
             raise ConfigError("public_patients is missing: a private release needs a public divisor.")
@@ -97,8 +117,16 @@ def minimise(bounded: BoundedRows, strength: float, linear: Reals | None = None)
     """The (p,) minimiser of sum log(1 + exp(-v . w)) + strength / 2 |w|^2 + linear . w, in float64.
 
     Its gradient is at most TOLERANCE times the norm of the rows, so that it lies within TOLERANCE * norm / strength of
-    the exact minimiser. Newton's method, each step halved until the gradient shrinks; it always does, for the Hessian is
-    positive definite. Raises ArithmeticError if it does not get there.
+    the exact minimiser. Newton's method, each step halved until the gradient shrinks; it always does, for the Hessian
+    is positive definite.
+
+    Args:
+        bounded: The rows v, one for each patient, given the sign of the label, and the most that their norm can be.
+        strength: The strength of the regulariser, above 0.
+        linear: (p,) the linear term; none by default.
+
+    Raises:
+        ArithmeticError: It does not get there.
     """
     v = bounded.rows
     term = np.zeros(v.shape[1]) if linear is None else linear
@@ -150,9 +178,9 @@ def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, s
 def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
     """An exact draw of density proportional to exp(-k J), J the regularised sum of losses.
 
-    By rejection: J less its quadratic lower bound at any point is what the convex losses lie above their tangents there, so
-    that a normal draw is accepted with probability exp(-k that). The point decides only how many draws it takes. There is no
-    end to them: an error after so many would be a release that the charge does not cover.
+    By rejection: J less its quadratic lower bound at any point is what the convex losses lie above their tangents
+    there. So a normal draw is accepted with probability exp(-k that). The point decides only how many draws it takes.
+    There is no end to them: an error after so many would be a release that the charge does not cover.
     """
     assert settings.noise_multiplier is not None
     v, size = bounded.rows, bounded.rows.shape[1]

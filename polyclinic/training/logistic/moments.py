@@ -24,8 +24,11 @@ def shortened(rows: Floats, radius: float | Floats) -> Floats:
 
 
 def products(rows: Floats, most: int) -> Floats:
-    """(n, q (q + 1) / 2) products of (n, q) features, those of two by the square root of 2, so that a row's products are as long
-    as the square of its length; with more than ``most`` features their squares alone."""
+    """(n, q (q + 1) / 2) products of (n, q) features; with more than ``most`` features their squares alone.
+
+    Those of two are multiplied by the square root of 2, so that a row's products are as long as the square of its
+    length.
+    """
     width = rows.shape[1]
     if width > most:
         return rows**2
@@ -39,8 +42,16 @@ def products(rows: Floats, most: int) -> Floats:
 
 
 def drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, float]:
-    """Noisy covariances, drawn towards those of independent features of ``usual`` variances as far as they are noise, and the
-    largest eigenvalue of the noise that is left. error: standard deviation of the noise in a square."""
+    """Noisy covariances, drawn towards those of independent features as far as they are noise.
+
+    Args:
+        moments: (q, q) noisy covariances.
+        usual: (q,) the variances that features usually have.
+        error: Standard deviation of the noise in a square.
+
+    Returns:
+        The covariances, and the largest eigenvalue of the noise that is left.
+    """
     count, products = len(moments), moments - np.diag(np.diag(moments))
     entries = products[np.triu_indices(count, 1)]
     square = float((entries**2).mean()) if len(entries) else 0.0
@@ -49,8 +60,18 @@ def drawn_in(moments: Floats, usual: Floats, error: float) -> tuple[Floats, floa
 
 
 def drawn_in_by_pair(moments: Floats, usual: Floats, error: float) -> tuple[Floats, Floats]:
-    """As ``drawn_in`` where variances are far apart: each product as far as it is noise, were all correlations about as large.
-    With it (q,) the variance of the noise that is left in each row's products, added up."""
+    """As ``drawn_in`` where variances are far apart: each product as far as it is noise.
+
+    All correlations are taken to be about as large.
+
+    Args:
+        moments: (q, q) noisy covariances.
+        usual: (q,) the variances that features usually have.
+        error: Standard deviation of the noise in a square.
+
+    Returns:
+        The covariances, and (q,) the variance of the noise that is left in each row's products, added up.
+    """
     variances, products = _variances(moments, usual, error), moments - np.diag(np.diag(moments))
     size, noise = np.outer(variances, variances) * (products != 0), error**2 / 2
     square = float((size * (products**2 - noise)).sum()) / max(float((size**2).sum()), 1e-300)

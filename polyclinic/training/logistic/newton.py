@@ -72,12 +72,17 @@ class Table(Layout):
 class Newton:
     """``synthesis.sums.SumsMethod`` of a logistic regression with ``layout.features`` features.
 
-    rounds: 1 or more. recalibrates: Whether the last of three rounds or more shifts and stretches the logits.
+    rounds: 1 or more.
+    recalibrates: Whether the last of three rounds or more shifts and stretches the logits.
 
-    A question holds ``basis`` (q, q), whose columns are the coordinates, the intercept's first and then one for each feature;
-    ``weights`` (q, K-1), coefficients of orthonormal contrasts of the K classes' logits; and ``radius`` (1,), the longest
-    gradient in these coordinates. The last one also has ``centre`` (K-1,) and ``spread`` (1,) of the contrasts, and
-    ``most_rows`` (1,), by how many rows a patient is weighed at most.
+    A question holds these, the last three only in such a last round:
+
+    ``basis``: (q, q), whose columns are the coordinates, the intercept's first and then one for each feature
+    ``weights``: (q, K-1), coefficients of orthonormal contrasts of the K classes' logits
+    ``radius``: (1,), the longest gradient in these coordinates
+    ``centre``, ``spread``: (K-1,) and (1,) of the contrasts
+    ``most_rows``: (1,), by how many rows a patient is weighed at most
+
     Neighbouring relation: add or remove one patient, who moves a sum by at most 1.
     """
 
@@ -102,7 +107,18 @@ class Newton:
         return self._width * self._logits + (0 if question else self._width + len(self._pairs[0]) + 1)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) vectors of length at most 1. Raises ConfigError for arrays of other shapes."""
+        """(patients, size) vectors of length at most 1.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question's arrays are of other shapes.
+        """
         self.check(question)
         features, outcome = self._split(z)
         rows = np.bincount(patient, minlength=patients).astype(np.float64)
@@ -119,7 +135,14 @@ class Newton:
         return np.asarray(scores * (np.minimum(rows, most) / most)[:, None])
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""
+        """The next state.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         asked = self.question(round, state)
         patients = max(float(state.get("patients", np.ones(1))[0]), 1.0)
         if not asked:
@@ -345,7 +368,18 @@ class NewtonTask(SumsTask):
     method: Newton
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """Raises ConfigError for arrays that are not the model's."""
+        """Checks that the arrays are the model's.
+
+        Args:
+            build: Of no weight here.
+            arrays: The model's arrays, if there are any.
+            features: The width of a row.
+            engine: Of no weight here.
+            private: Of no weight here.
+
+        Raises:
+            ConfigError: Names or shapes differ.
+        """
         if arrays:
             check_fit(logistic_shapes(features, self.method.layout.classes), arrays)
 

@@ -1,9 +1,10 @@
 """Average effect of a treatment by inverse-probability weights: what rounds ask of a patient, and what follows from the sums.
 
-The first rounds fit a logistic model of who was treated, the propensity. The next one sums each arm's covariates, weighted and
-not, and how the weighted outcomes depend on the coefficients. The others sum each patient's influence on the two weighted means.
-In them a multiple of the score of the propensity takes away, to first order, the error of its coefficients, which are estimated
-and noisy: these sums alone give the effect and its variance (Lunceford and Davidian 2004, section 3, at any coefficients).
+The first rounds fit a logistic model of who was treated, the propensity. The next one sums each arm's covariates,
+weighted and not, and how the weighted outcomes depend on the coefficients. The others sum each patient's influence on
+the two weighted means. In them a multiple of the score of the propensity takes away, to first order, the error of its
+coefficients, which are estimated and noisy. So these sums alone give the effect and its variance (Lunceford and
+Davidian 2004, section 3, at any coefficients).
 """
 
 from __future__ import annotations
@@ -91,7 +92,18 @@ class Weighting:
         )
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) vectors, of several rows of a patient their mean. Raises ConfigError for arrays of other shapes."""
+        """(patients, size) vectors, of several rows of a patient their mean.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question's arrays are of other shapes.
+        """
         one = np.ones((len(z), 1))
         x, arms = np.hstack([one, z[:, self.places]]), np.hstack([one, z]) @ self.arms
         if round <= self.fitting and self.private:
@@ -130,7 +142,15 @@ class Weighting:
         return np.asarray(np.hstack([influences, influences**2, crossed, weights]) / self._scales)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
-        """Why a hospital does not answer without privacy; empty where it does."""
+        """Why a hospital does not answer without privacy; empty where it does.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         arms = self.arms[0] + z @ self.arms[1:] > 0.5
         if any(0 < len(np.unique(patient[arm])) < LEAST for arm in arms.T):
             return f"One of the arms has fewer than {LEAST} patients here, of whom exact sums would tell."
@@ -149,7 +169,14 @@ class Weighting:
             )
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state. mean: (size,) noisy sum by the number of patients; noise: standard deviation in each entry."""
+        """The next state.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         if round > self.fitting + 1:
             sums, noises = state.get("sums", np.zeros((0, 7))), state.get("noises", np.zeros(0))
             return {**state, "sums": np.vstack([sums, mean]), "noises": np.append(noises, noise)}
@@ -294,8 +321,9 @@ class Weighting:
 class Effect:
     """Mean outcomes, of an outcome from 0 to 1, were all treated and were none.
 
-    means: (2,). sampling, noise: (2, 2) covariances of them, for who the patients are and for what privacy added. doubt: about
-    the standard deviation of the noise in an entry of ``sampling``.
+    means: (2,).
+    sampling, noise: (2, 2) covariances of them, for who the patients are and for what privacy added.
+    doubt: about the standard deviation of the noise in an entry of ``sampling``.
     """
 
     means: Floats
@@ -304,10 +332,13 @@ class Effect:
     doubt: float
 
     def along(self, gradient: Floats) -> tuple[float, float, float]:
-        """Standard error of what has this (2,) gradient in the means, the noise's share of its square, and the factor by which it
-        gives a 95 % interval: Student's where the variance is noisy, by Satterthwaite's degrees of freedom.
+        """Standard error of what has this (2,) gradient in the means, the noise's share of its square, and a factor.
 
-        Raises DataError where the noise hides the variance.
+        By the factor it gives a 95 % interval: Student's where the variance is noisy, by Satterthwaite's degrees of
+        freedom.
+
+        Raises:
+            DataError: The noise hides the variance.
         """
         sampling, noise = (float(gradient @ part @ gradient) for part in (self.sampling, self.noise))
         if doubt := self.doubt * float(gradient @ gradient):

@@ -35,7 +35,13 @@ _LONGEST = 2.0
 def own_row(question: Arrays, shapes: Mapping[str, tuple[int, ...]], number: int) -> Arrays:
     """The row of a hospital in each array of a question, the last where there are fewer: each has an estimate of its own.
 
-    Raises ConfigError for arrays of other shapes.
+    Args:
+        question: The arrays by name.
+        shapes: The shape of a row of each array that is needed.
+        number: The number of the hospital, from 0.
+
+    Raises:
+        ConfigError: An array is missing, or is of another shape.
     """
     for name, shape in shapes.items():
         value = question.get(name)
@@ -46,8 +52,11 @@ def own_row(question: Arrays, shapes: Mapping[str, tuple[int, ...]], number: int
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """A fit in the design's own units. estimates, covariance: (k,) and (k, k), NaN of columns that no record has; a further
-    parameter of the family last. loglik: Of ``rows`` rows; ``left_out`` more have something missing. deviation: Of residuals.
+    """A fit in the design's own units.
+
+    estimates, covariance: (k,) and (k, k), NaN of columns that no record has; a further parameter of the family last.
+    loglik: Of ``rows`` rows; ``left_out`` more have something missing.
+    deviation: Of residuals.
     noise: (k,) how many times noise made standard errors larger.
     """
 
@@ -66,9 +75,10 @@ class Fit:
 class ExactRegression:
     """``synthesis.sums.SumsMethod`` of a regression; each round is a step of Newton's method.
 
-    least: Fewer patients than that, and more than none, may not carry a column of the design. divided: Whether sums are divided
-    by a public size, for secure sums, which round them to a grid. separate: Whether each hospital's sum is told apart. number:
-    Of the hospital, from 0.
+    least: Fewer patients than that, and more than none, may not carry a column of the design.
+    divided: Whether sums are divided by a public size, for secure sums, which round them to a grid.
+    separate: Whether each hospital's sum is told apart.
+    number: Of the hospital, from 0.
     """
 
     design: Design
@@ -101,7 +111,18 @@ class ExactRegression:
         return 3 + len(self.names) + len(self._upper[0])
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) sums over each patient's rows. Raises ConfigError for a question of another form."""
+        """(patients, size) sums over each patient's rows.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question is of another form.
+        """
         own = own_row(question, {"estimate": (len(self.names),), "size": (1,)}, self.number)
         x, y, complete = self.design.rows(z)
         p, x, further = len(self.design.names), x / self.design.bound, bool(self.family.further)
@@ -119,7 +140,15 @@ class ExactRegression:
         return mean_of_rows(vectors / own["size"], patient, patients) * counts[:, None]
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
-        """Why the hospital keeps its sums, as the term that too few of its patients carry; empty where it gives them."""
+        """Why the hospital keeps its sums, as the term that too few of its patients carry; empty where it gives them.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         x, y, complete = self.design.rows(z)
         p, x, y, patient = len(self.design.names), x[complete], y[complete], patient[complete]
         if round > 1:  # a coordinator may send any estimate, as one by which the patients of one age alone weigh
@@ -138,7 +167,14 @@ class ExactRegression:
         return ""
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state: a step on, or half of the last step back where the likelihood fell."""
+        """The next state: a step on, or half of the last step back where the likelihood fell.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) sum by the number of patients.
+            noise: Standard deviation of a secure sum's rounding in each entry of ``mean``; 0 without.
+        """
         k, asked = len(self.names), {name: value[0] for name, value in self.question(round, state).items()}
         total = mean * state["patients"] * asked["size"]
         information = np.zeros((k, k))

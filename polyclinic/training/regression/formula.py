@@ -45,8 +45,10 @@ _LARGEST = 1e300  # of a number in a formula
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """A column of the records, ``name``, which is one step of a trajectory. read: Of rows (n, D) of a layout its numbers, or
-    those of its ``levels``; NaN where missing."""
+    """A column of the records, ``name``, which is one step of a trajectory where it has steps.
+
+    read: Of rows (n, D) of a layout its numbers, or those of its ``levels``; NaN where missing.
+    """
 
     name: str
     column: Column

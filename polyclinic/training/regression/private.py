@@ -36,7 +36,18 @@ class PrivateRegression:
     def of(
         cls, design: Design, family: Family, layout: Layout, rounds: int, separate: bool = False
     ) -> PrivateRegression:
-        """Raises ConfigError for a family that has no bounded scores."""
+        """The method of a design and a family.
+
+        Args:
+            design: The terms and the outcome.
+            family: The family, which must have bounded scores.
+            layout: The layout of the rows.
+            rounds: The number of rounds.
+            separate: Whether each hospital's sum is told apart.
+
+        Raises:
+            ConfigError: The family has no bounded scores.
+        """
         if not isinstance(family, PrivateFamily):
             raise ConfigError(
                 f"The family {family.name!r} has no private fit; take poisson, or leave privacy out where hospitals allow that."
@@ -66,7 +77,18 @@ class PrivateRegression:
         return self.newton.width
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) means of the rows' vectors. Raises ConfigError for a question of another form."""
+        """(patients, size) means of the rows' vectors.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+
+        Raises:
+            ConfigError: The question is of another form.
+        """
         own, (x, y, complete) = own_row(question, self.newton.shapes, self.number), self.design.rows(z)
         centre, scale = self.outcome
         outcome = np.where(complete, (y - centre) / scale, np.nan)

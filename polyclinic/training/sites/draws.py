@@ -1,7 +1,7 @@
 """A site's batches and noise, step after step, and what it must keep of them to go on in its next round.
 
 Poisson batches need nothing kept. Cyclic batches deal each patient, independently and once for the whole run, to one of
-as many batches as there are steps in an epoch; the batches then take turns, so that a patient takes part every so many
+as many batches as there are steps in an epoch. The batches then take turns, so that a patient takes part every so many
 steps and never in between. The noise process that goes with them, and the deal, are kept with the optimizer's tensors.
 Removing a patient changes no other patient's batch.
 """

@@ -25,7 +25,14 @@ from polyclinic.types import Arrays, Builder, Ints, Reals
 
 
 def train_one(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-    """The site's update after ``settings.local_steps`` steps from ``arrays``; noise from the site's own stream."""
+    """The site's update after ``settings.local_steps`` steps from ``arrays``; noise from the site's own stream.
+
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        site: The site's part.
+        settings: The settings of the round.
+    """
     with seeded(int(site.layers.uniform(1)[0] * 2**53), settings.device):
         return _train(build, arrays, site, settings)
 

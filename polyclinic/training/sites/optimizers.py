@@ -4,11 +4,14 @@ All work coordinate by coordinate, so that a model is one row of an (S, P) tenso
 ``named_parameters`` order, flattened. Sutskever et al. 2013 (momentum as PyTorch has it); Kingma and Ba 2015;
 Loshchilov and Hutter 2019; RMSprop as PyTorch has it.
 
-Before a step there may be a filter of the noised gradients. It looks at nothing but what was released, and so costs no privacy.
-kalman: the gradient is taken for a random walk seen through noise; the estimate moves towards each noised gradient by
-the Kalman gain, which begins at 1 and settles at ``denoise_gain``. disk (Zhang et al. 2024, arXiv 2410.03883, Algorithm
-1, with gamma = (1 - kappa) / kappa, where its two gradients of each patient become one): the gradient is taken, clipped
-and noised at the point to which the last step leads on, so that the estimate is carried by the gradient's own change.
+Before a step there may be a filter of the noised gradients. It looks at nothing but what was released, and so costs no
+privacy.
+
+kalman: The gradient is taken for a random walk seen through noise. The estimate moves towards each noised gradient by
+    the Kalman gain, which begins at 1 and settles at ``denoise_gain``.
+disk: Zhang et al. 2024, arXiv 2410.03883, Algorithm 1, with gamma = (1 - kappa) / kappa, where its two gradients of
+    each patient become one. The gradient is taken, clipped and noised at the point to which the last step leads on, so
+    that the estimate is carried by the gradient's own change.
 """
 
 from __future__ import annotations
@@ -52,8 +55,12 @@ def restore_state(
 ) -> OptimizerState:  # fmt: skip
     """The sites' kept states stacked, on ``device``; zeros where a site has kept none.
 
-    kept: for each site ``{"<index of the parameter>.<slot>": array}``, as ``dump_state`` and torch.optim have it;
-    sizes: the parameters' numbers of elements.
+    Args:
+        kept: For each site ``{"<index of the parameter>.<slot>": array}``, as ``dump_state`` and torch.optim have it.
+        sizes: The parameters' numbers of elements.
+        settings: The settings of the round, with the optimizer.
+        dtype: Of the stacked slots.
+        device: Where they are.
     """
     slots = {name: torch.zeros(len(kept), sum(sizes), dtype=dtype, device=device) for name in slot_names(settings)}
     steps = torch.zeros(len(kept), device=device)
@@ -68,7 +75,13 @@ def restore_state(
 
 
 def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: TrainSettings) -> list[Arrays]:
-    """Each site's state in the form that ``restore_state`` reads."""
+    """Each site's state in the form that ``restore_state`` reads.
+
+    Args:
+        state: The stacked state.
+        shapes: The parameters' shapes.
+        settings: The settings of the round, with the optimizer.
+    """
     kept: list[Arrays] = [{} for _ in range(len(state.steps))]
     counts = settings.optimizer in ADAPTIVE
     slots = {
@@ -86,9 +99,15 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
 
 
 def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
-    """The models after one step of each, all (S, P), within ``settings.radius``. ``state`` is written in place.
+    """The models after one step of each, all (S, P), within ``settings.radius``.
 
     Bassily, Smith and Thakurta 2014, Algorithm 1, for the projection.
+
+    Args:
+        theta: (S, P) the models.
+        gradient: (S, P) the gradient of each.
+        state: The optimizer's state, which is written in place.
+        settings: The settings of the round.
     """
     after = _stepped(theta, gradient, state, settings)
     if not settings.radius:

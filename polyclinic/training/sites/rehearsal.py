@@ -36,9 +36,15 @@ class _MadeUp(TrainedSites):
 
 
 def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
-    """Raises ConfigError for a local half that fails, or that returns what its class does not say; looks at no record.
+    """Checks that a local half runs, and returns what its class says; looks at no record.
 
-    build, arrays: the model. settings: the round's, ``settings.local`` with them.
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays.
+        settings: The settings of the round, ``settings.local`` with them.
+
+    Raises:
+        ConfigError: The half fails, or returns what its class does not say.
     """
     half = settings.local
     plain = replace(

@@ -42,9 +42,12 @@ class Table:
 class Batch:
     """Some patients of each site, all their rows.
 
-    x: (S, B, F); y: (S, B, ...), as in the table; weight: (S, B), 1/(the patient's rows), 0 for padding; member: (S, B) int64,
-    the row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is patient b, padding too).
-    ``apart``: each of the S is one patient of the same hospital, or padding.
+    x: (S, B, F).
+    y: (S, B, ...), as in the table.
+    weight: (S, B), 1/(the patient's rows), 0 for padding.
+    member: (S, B) int64, the row's patient in 0..patients-1, and for padding ``patients`` (with ``one_row``, row b is
+        patient b, padding too).
+    apart: each of the S is one patient of the same hospital, or padding.
     """
 
     x: Tensor
@@ -57,7 +60,13 @@ class Batch:
 
 
 def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu") -> Table:
-    """The sites' rows in one table on ``device``; a NaN cell is 0, an infinite one the largest float64, then ``dtype``."""
+    """The sites' rows in one table; a NaN cell is 0, an infinite one the largest float64, then ``dtype``.
+
+    Args:
+        work: Each site's part, with its rows.
+        dtype: Of the table's numbers.
+        device: Where the table is.
+    """
     sizes = [len(site.rows.y) for site in work]
     ends = np.cumsum(sizes)
     x = torch.zeros(int(ends[-1]) + 1, work[0].rows.x.shape[1], dtype=dtype, device="cpu")
@@ -83,10 +92,15 @@ def build_table(work: Sequence[SiteWork], dtype: torch.dtype, device: str = "cpu
 
 
 def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batch]:
-    """The batch of the ``chosen`` patients, (patients,) bool, in parts of about ``rows_at_once`` rows of each site.
+    """The batch of the ``chosen`` patients, in parts.
 
     A patient is wholly in one part, so that a part may pass ``rows_at_once`` by one patient's rows. Without chosen
     patients there is one part of padding alone.
+
+    Args:
+        table: The sites' rows.
+        chosen: (patients,) bool, who is in the batch.
+        rows_at_once: About how many rows of each site a part has.
     """
     taken = np.flatnonzero(chosen)
     rows = table.count[taken]
@@ -98,9 +112,14 @@ def batch_parts(table: Table, chosen: Bools, rows_at_once: int) -> Iterator[Batc
 def patient_blocks(table: Table, chosen: Bools, at_once: Callable[[int], int]) -> Iterator[Batch]:
     """The ``chosen`` patients of one hospital, each in a place of their own, in blocks of fixed shapes.
 
-    A patient has R places for rows, the smallest power of two that is enough for that patient; a block has ``at_once(R)``
-    patients, padded with nobody. So the shapes in which a patient is computed do not depend on others. Without chosen
-    patients there is one block of padding alone.
+    A patient has R places for rows, the smallest power of two that is enough for that patient. A block is padded with
+    nobody. So the shapes in which a patient is computed do not depend on others. Without chosen patients there is one
+    block of padding alone.
+
+    Args:
+        table: The hospital's rows.
+        chosen: (patients,) bool, who is in the batch.
+        at_once: How many patients a block has, of R.
     """
     taken = np.flatnonzero(chosen)
     places = 1 << np.ceil(np.log2(np.maximum(table.count[taken], 1))).astype(np.int64)
@@ -165,10 +184,15 @@ def _batch(table: Table, taken: Ints) -> Batch:
 
 
 def group_sites(work: Sequence[SiteWork], sample_rate: float, row_bytes: int, memory_limit: int) -> list[list[int]]:
-    """Indices of sites to train together: similar expected batches, and stacked rows within ``memory_limit`` bytes.
+    """Indices of sites to train together: similar expected batches, and stacked rows within a limit of memory.
 
-    row_bytes: what a row of a batch, or a site's own parameters, take at most. A group has at least one site; what one
-    site's batch takes is bounded by cutting the batch in parts, not here.
+    A group has at least one site; what one site's batch takes is bounded by cutting the batch in parts, not here.
+
+    Args:
+        work: Each site's part, with its rows.
+        sample_rate: The expected share of a site's rows in a batch.
+        row_bytes: What a row of a batch, or a site's own parameters, take at most.
+        memory_limit: The limit, in bytes.
     """
     expected = np.array([sample_rate * len(site.rows.y) for site in work])
     groups: list[list[int]] = []

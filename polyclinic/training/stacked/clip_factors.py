@@ -17,7 +17,14 @@ def clip_factors(norms: Tensor, max_norm: float, dtype: torch.dtype) -> Tensor:
     """max_norm / (norm + 1e-6), at most 1, less 64 roundings of ``dtype``; the shape of ``norms``, in ``dtype``.
 
     A norm that is not finite gets 0, and so does one so long that its factor would lose digits to underflow.
-    Raises ValueError if ``max_norm`` is not positive and finite.
+
+    Args:
+        norms: The norms of patients' gradients, of any shape.
+        max_norm: The clipping norm.
+        dtype: Of the gradients that the factors are multiplied with.
+
+    Raises:
+        ValueError: ``max_norm`` is not positive and finite.
     """
     if not (math.isfinite(max_norm) and max_norm > 0):
         raise ValueError(f"max_norm must be positive and finite, got {max_norm}.")

@@ -1,8 +1,9 @@
 """The four ways to per-patient gradients, and which one a module gets.
 
-``linear``: closed form for stacks of linear layers and convolutions, all sites at once (linear.py). ``layered``: closed forms for
-the layers of other modules, all sites at once (layered.py). ``functional``: torch.func, all sites at once (per_example.py).
-``opacus``: site by site with Opacus' hooks (classification.py), for the rest.
+``linear``: closed form for stacks of linear layers and convolutions, all sites at once (linear.py)
+``layered``: closed forms for the layers of other modules, all sites at once (layered.py)
+``functional``: torch.func, all sites at once (per_example.py)
+``opacus``: site by site with Opacus' hooks (classification.py), for the rest
 """
 
 from __future__ import annotations
@@ -35,8 +36,14 @@ Sums = Callable[..., tuple[Tensor, Tensor]]
 def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bool = False) -> Engine:
     """The engine for the module: the first of linear, layered, functional and opacus that takes it, or the one asked for.
 
-    features: the width of a row. penalised: whether losses have a penalty, of which there is no closed form.
-    Raises ConfigError for an unknown engine, and for one that cannot take the module.
+    Args:
+        module: The module.
+        features: The width of a row.
+        engine: The engine that is asked for; "auto" takes the first.
+        penalised: Whether losses have a penalty, of which there is no closed form.
+
+    Raises:
+        ConfigError: The engine is unknown, or cannot take the module.
     """
     known = get_args(Engine)
     if engine not in (*known, "auto"):
@@ -87,10 +94,22 @@ def sums(
     module: nn.Module, engine: Engine, max_norm: float | None, rows_at_once: int, loss: Loss = CROSS_ENTROPY,
     seeds: Sequence[int] | None = None,
 ) -> Sums:  # fmt: skip
-    """A function of (S, P) parameters, a batch and a penalty: (S, P) sums of (clipped) per-patient gradients, (S,) summed losses.
+    """A function of (S, P) parameters, a batch and a penalty that sums (clipped) per-patient gradients.
 
-    seeds: of what the layers of each site draw (dropout), with the engines "linear" and "layered", from one batch to the next.
-    Raises ConfigError for an engine that cannot take the module or does not stack sites.
+    Args:
+        module: The module.
+        engine: "linear", "layered" or "functional".
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+        rows_at_once: With "functional", how many rows of each site have gradients at one time.
+        loss: A name of a loss, or an objective.
+        seeds: Of what the layers of each site draw (dropout), with the engines "linear" and "layered", from one batch
+            to the next.
+
+    Returns:
+        The function, which gives (S, P) sums and (S,) summed losses.
+
+    Raises:
+        ConfigError: The engine cannot take the module or does not stack sites.
     """
     if engine == "linear":
         layers = plan(module)

@@ -1,9 +1,10 @@
 """Sums of clipped per-patient gradients of any module, layer by layer: what goes into each layer and what comes back to it.
 
-All sites' rows go through the module at once, as if they were of one site; only layers with parameters look at whose a row is.
-One pass back gives the loss' gradient at every layer's output, and from both a row's gradient has a norm, and many a weighted
-sum, without being built (Bu et al. 2023, arXiv:2210.00038). A layer without a closed form has its own rows' gradients built.
-S sites, B rows, P trainable parameters in ``named_parameters`` order; R = S * B rows of all sites, K times as many positions.
+All sites' rows go through the module at once, as if they were of one site; only layers with parameters look at whose a
+row is. One pass back gives the loss' gradient at every layer's output. From both a row's gradient has a norm, and many
+a weighted sum, without being built (Bu et al. 2023, arXiv:2210.00038). A layer without a closed form has its own rows'
+gradients built. S sites, B rows, P trainable parameters in ``named_parameters`` order; R = S * B rows of all sites, K
+times as many positions.
 """
 
 from __future__ import annotations
@@ -124,8 +125,19 @@ def layered_sums(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P). Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite counts as zero.
-    masks: for dropout, if there is any. Raises ConfigError for a penalty, of which there is no closed form.
+    Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite counts as zero.
+
+    Args:
+        plan: The module and its layers.
+        theta: (S, P) parameters.
+        batch: Some patients of each site.
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+        loss: A name of a loss, or an objective.
+        masks: For dropout, if there is any.
+        penalty: None; there is no closed form of one.
+
+    Raises:
+        ConfigError: There is a penalty.
     """
     if penalty is not None:
         raise ConfigError("The engine 'layered' has no closed form of a loss with a penalty; take 'functional'.")

@@ -1,8 +1,9 @@
 """Plans of modules whose gradients have a closed form: which modules have one, and where each layer lies among flat parameters.
 
-A plan is a stack of linear layers and convolutions, and between them what works cell by cell or row by row and has no
-parameters, dropout with masks of each site's own; or an autoregressive flow, whose masked layers have closed forms and what lies
-between works number by number. S sites, B rows, P parameters; N pictures, C channels, L positions.
+A plan may be a stack of linear layers and convolutions. Between them is what works cell by cell or row by row and has
+no parameters, and dropout with masks of each site's own. Or it is an autoregressive flow, whose masked layers have
+closed forms and what lies between works number by number. S sites, B rows, P parameters; N pictures, C channels, L
+positions.
 """
 
 from __future__ import annotations
@@ -190,7 +191,14 @@ class Masks:
         self._draws: dict[tuple[int, int], np.random.Generator] = {}
 
     def mask(self, layer: int, rate: float, like: Tensor, real: Tensor) -> Tensor:
-        """What to multiply ``like`` (S, B, ...) with: 0, or 1 / (1 - rate). Zero where a row is not ``real`` (S, B)."""
+        """What to multiply ``like`` with: 0, or 1 / (1 - rate). Zero where a row is not ``real``.
+
+        Args:
+            layer: The number of the layer, which has draws of its own.
+            rate: The share of numbers that are dropped, 0 to 1.
+            like: (S, B, ...) a tensor of the mask's shape, dtype and device.
+            real: (S, B) whether a row is a patient's, and no padding.
+        """
         if self._seeds is None:
             self._seeds = [int(seed) for seed in system_stream().uniform(len(like)) * 2**53]
         scale = 0.0 if rate == 1 else 1.0 / (1.0 - rate)

@@ -1,8 +1,8 @@
 """Sums of clipped per-patient gradients in closed form, without building one, of linear and masked layers and convolutions.
 
-A linear layer's gradient for one row is the outer product of the loss' gradient at its output and its input, so its
-norm is the product of theirs (Goodfellow 2015, arXiv:1510.01799). Neighbouring relation: add or remove one patient.
-The norm of a patient with several rows comes from two small Gram matrices (Li et al. 2022, arXiv:2110.05679) where that is
+A linear layer's gradient for one row is the outer product of the loss' gradient at its output and its input. So its
+norm is the product of theirs (Goodfellow 2015, arXiv:1510.01799). Neighbouring relation: add or remove one patient. The
+norm of a patient with several rows comes from two small Gram matrices (Li et al. 2022, arXiv:2110.05679) where that is
 cheaper than the sum of outer products itself. S sites, B rows, M patients, P parameters in ``named_parameters`` order.
 """
 
@@ -30,9 +30,19 @@ def linear_sums(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P); with a batch of patients apart (1, P), and the sums are of the one hospital. Losses (``training.losses``)
-    are weighted; with a bound, a patient whose gradient is not finite counts as zero. masks: for the plan's dropout layers, if
-    it has any. Raises ConfigError for a penalty, of which there is no closed form.
+    Losses (``training.losses``) are weighted; with a bound, a patient whose gradient is not finite counts as zero.
+
+    Args:
+        layers: The module's plan.
+        theta: (S, P) parameters; with a batch of patients apart (1, P), and the sums are of the one hospital.
+        batch: Some patients of each site.
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+        loss: A name of a loss, or an objective.
+        masks: For the plan's dropout layers, if it has any.
+        penalty: None; there is no closed form of one.
+
+    Raises:
+        ConfigError: There is a penalty.
     """
     if penalty is not None:
         raise ConfigError("The engine 'linear' has no closed form of a loss with a penalty; take 'functional'.")
@@ -51,7 +61,14 @@ def _sums(
 
 
 def clipped_sums(parts: Sequence[Part], theta: Tensor, batch: Batch, max_norm: float | None) -> Tensor:
-    """(S, P) sums over patients of their gradients, like ``theta``, clipped to ``max_norm`` unless None."""
+    """(S, P) sums over patients of their gradients, like ``theta``, clipped to ``max_norm`` unless None.
+
+    Args:
+        parts: What each layer leaves of a pass through the module.
+        theta: (S, P) parameters.
+        batch: The patients of the rows.
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+    """
     if max_norm is None:
         return _products(parts, None, theta)
     rows, longest = row_norms(parts)
@@ -137,7 +154,12 @@ def _one_row_norms(parts: Sequence[Part], rows: Tensor) -> Tensor:
 def patient_norms(parts: Sequence[Part], rows: Tensor, batch: Batch) -> Tensor:
     """(S, M + 1) norms of the patients' gradients, in the dtype of ``rows``; the last column, of padding, is 0.
 
-    rows: (S, B) norms of the rows' gradients, or more. What rounding may hide where a patient's rows cancel is added to the norm.
+    What rounding may hide where a patient's rows cancel is added to the norm.
+
+    Args:
+        parts: What each layer leaves of a pass through the module.
+        rows: (S, B) norms of the rows' gradients, or more.
+        batch: The patients of the rows.
     """
     sites, width = batch.weight.shape
     slots = batch.patients + 1

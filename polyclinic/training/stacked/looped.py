@@ -32,6 +32,11 @@ def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Int
     """The layers as the loops take them, (L, 5); None where they do not take the module or the settings.
 
     They take linear layers with ReLU, Tanh, Sigmoid or nothing between two of them, in float32, on the processor.
+
+    Args:
+        plan: The module's plan, or why it has none.
+        settings: The settings of the round.
+        dtype: Of the model's parameters.
     """
     if not settings.compiled or settings.apart or settings.device != "cpu" or settings.loss != CROSS_ENTROPY:
         return None
@@ -69,7 +74,15 @@ def looped_sums(
 ) -> tuple[Tensor, Reals, Bools]:
     """(S, P) sums of (clipped) gradients of patients, by ascending numbers, and (S,) summed losses, as ``linear_sums``.
 
-    Also (S,) which hospitals are left.
+    Args:
+        layers: (L, 5) the layers, as ``looped`` gives them.
+        theta: (S, P) parameters, float32.
+        table: The sites' rows.
+        taken: The numbers of the patients in the batch, ascending.
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+
+    Returns:
+        The sums, the losses, and (S,) which hospitals are left to another engine, as some layer's input is too long.
     """
     from polyclinic.loops.perceptron import clipped_sums
 
@@ -86,7 +99,14 @@ def looped_sums(
 def looped_noise(
     places: Sequence[tuple[int, int]], steps: int, parameters: int, scale: float
 ) -> list[Callable[[Tensor], None]]:
-    """What adds each step's noise to (S, P) sums in place, drawn from these keys and words of the sites' streams on."""
+    """What adds each step's noise to (S, P) sums in place, one function for each step.
+
+    Args:
+        places: For each site the key and the word of its stream from which draws go on.
+        steps: The number of steps.
+        parameters: P.
+        scale: The standard deviation of the noise.
+    """
     keys = np.array([[key & (2**64 - 1), key >> 64] for key, _ in places], dtype=np.uint64)
     at = np.array([word for _, word in places], dtype=np.uint64)
     width = (parameters + 1) // 2

@@ -27,9 +27,17 @@ def functional_sums(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(S, P) sums over patients of their gradients, clipped to ``max_norm`` unless None, and (S,) summed losses.
 
-    theta: (S, P). rows_at_once: how many rows of each site have gradients at one time. Losses (``training.losses``) are
-    weighted, and have the penalty's term where there is one; with a bound, a patient whose gradient is not finite counts as
-    zero.
+    Losses (``training.losses``) are weighted, and have the penalty's term where there is one. With a bound, a patient
+    whose gradient is not finite counts as zero.
+
+    Args:
+        module: The module.
+        theta: (S, P) parameters.
+        batch: Some patients of each site.
+        max_norm: The clipping norm of a patient's gradient; None does not clip.
+        rows_at_once: How many rows of each site have gradients at one time.
+        loss: A name of a loss, or an objective.
+        penalty: A term of the losses; None for none.
     """
     fixed = {name: p.detach() for name, p in module.named_parameters() if not p.requires_grad}
     fixed |= dict(module.named_buffers())

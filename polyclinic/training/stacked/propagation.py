@@ -31,7 +31,15 @@ from polyclinic.training.stacked.rows import LayerRows
 def factors_of(
     layers: Plan, theta: Tensor, batch: Batch, loss: Loss, masks: Masks | None
 ) -> tuple[list[LayerRows], Tensor]:
-    """Each affine layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses."""
+    """Each affine layer's inputs and the losses' gradients at its outputs, by backpropagation; (S,) summed losses.
+
+    Args:
+        layers: The module's plan.
+        theta: (S, P) parameters.
+        batch: Some patients of each site.
+        loss: A name of a loss, or an objective.
+        masks: For the plan's dropout layers; None where it has none.
+    """
     if isinstance(layers, FlowPlan):
         return _of_flow(layers, theta * layers.mask, batch, loss)
     values, taken = _forth(layers, theta, batch.x, masks, batch.weight > 0)
@@ -109,7 +117,13 @@ def _back(
 
 
 def affine(layer: Affine, theta: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """The layer's input as ``LayerRows`` has it, and its output: (S, B, outputs), or (S, B, outputs, height, width)."""
+    """The layer's input as ``LayerRows`` has it, and its output: (S, B, outputs), or (S, B, outputs, height, width).
+
+    Args:
+        layer: A linear layer or a convolution.
+        theta: (S, P) parameters.
+        value: (S, B, ...) the layer's input.
+    """
     rows, weight = value, layer.weight(theta).mT
     shape = value.shape[:2]
     if isinstance(layer, Convolution):
@@ -130,7 +144,14 @@ def by_position(layer: Affine, gradient: Tensor) -> Tensor:
 
 
 def before(layer: Affine, theta: Tensor, gradient: Tensor, shape: Sequence[int]) -> Tensor:
-    """The gradient at a layer's input of this ``shape``, (S, B, ...), from the one at its output."""
+    """The gradient at a layer's input, from the one at its output.
+
+    Args:
+        layer: A linear layer or a convolution.
+        theta: (S, P) parameters.
+        gradient: The gradient at the layer's output.
+        shape: The shape of the layer's input, (S, B, ...).
+    """
     if not isinstance(layer, Convolution):
         return rows_product(gradient, layer.weight(theta))
     patches = rows_product(gradient.flatten(1, 2), layer.weight(theta)).reshape(-1, gradient.shape[2], layer.inputs)
@@ -166,7 +187,13 @@ def _of_sites(rows: Tensor, sites: Sequence[int]) -> Tensor:
 
 
 def held_by_pictures(layers: Plan, parameters: int, features: int) -> int:
-    """How many numbers a row of ``features`` takes in the inputs and outputs of layers, 0 for a stack of rows alone."""
+    """How many numbers a row takes in the inputs and outputs of layers, 0 for a stack of rows alone.
+
+    Args:
+        layers: The module's plan.
+        parameters: P.
+        features: The width of a row.
+    """
     if isinstance(layers, FlowPlan) or not any(isinstance(layer, (Convolution, *ROW_BY_ROW)) for layer in layers):
         return 0
     theta, value, numbers = torch.zeros(1, parameters), torch.zeros(1, 1, features), 0

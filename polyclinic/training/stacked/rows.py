@@ -1,9 +1,10 @@
 """What layers leave of a pass through a module, of which every row's gradient follows: its norm, and weighted sums of many.
 
-A linear layer's gradient for one row is the outer product of the loss' gradient at its output and its input, so its norm is the
-product of theirs (Goodfellow 2015, arXiv:1510.01799). Where a layer meets a row several times, at positions of a picture or at
-steps of a sequence, or a patient has several rows, the norm comes from two small Gram matrices (Li et al. 2022,
-arXiv:2110.05679), or from the sum of outer products itself where that is cheaper. S sites, B rows, L positions, P parameters.
+A linear layer's gradient for one row is the outer product of the loss' gradient at its output and its input. So its
+norm is the product of theirs (Goodfellow 2015, arXiv:1510.01799). A layer may meet a row several times, at positions of
+a picture or at steps of a sequence, or a patient may have several rows. Then the norm comes from two small Gram
+matrices (Li et al. 2022, arXiv:2110.05679), or from the sum of outer products itself where that is cheaper. S sites, B
+rows, L positions, P parameters.
 """
 
 from __future__ import annotations
@@ -77,7 +78,13 @@ class LayerRows:
             self.layer.offset(total).copy_(output.sum(1))
 
     def build(self, gradients: Tensor, site: Tensor, column: Tensor) -> None:
-        """Put the gradients of the rows (K,) at these places in the layer's of ``gradients``, (K, P)."""
+        """Writes the gradients of some rows into the layer's columns of ``gradients``.
+
+        Args:
+            gradients: (K, P) gradients, which are changed.
+            site: (K,) the site of each row.
+            column: (K,) the row's place among the site's, 0 to B - 1.
+        """
         a, g = (value[site, column] for value in (self.input, self.output))
         if g.dim() == 2:
             self._place(gradients, g[:, :, None] * a[:, None], g)

@@ -44,9 +44,17 @@ def train_stacked(
 ) -> list[SiteUpdate]:  # fmt: skip
     """Each site's update after ``settings.local_steps`` steps from ``arrays``, in the order of ``work``.
 
-    engine: "linear", "layered" or "functional", as ``gradients.choose`` says. memory_limit: about how many bytes of gradients,
-    activations and noise to hold at one time; it changes the result by rounding only.
-    Raises ConfigError for a module that the engine cannot take.
+    Args:
+        build: Makes the model's module.
+        arrays: The model's arrays, from which all sites start.
+        work: Each site's part.
+        settings: The settings of the round.
+        engine: "linear", "layered" or "functional", as ``engines.choose`` says.
+        memory_limit: About how many bytes of gradients, activations and noise to hold at one time; it changes the
+            result by rounding only. On a GPU a share of its memory takes its place.
+
+    Raises:
+        ConfigError: The engine cannot take the module.
     """
     on_gpu = settings.device == "cuda"
     with kept_apart(settings.device):  # a new module draws from the global generator, and so does dropout

@@ -45,7 +45,13 @@ class Cells(Layout):
         return np.concatenate([standardised_mask(self.schema), labels])
 
     def rows(self, x: Floats, y: Labels, hospital: int = 0) -> Floats:
-        """(n, D) of a shard's x and y."""
+        """(n, D) of a shard's x and y.
+
+        Args:
+            x: (n, F) encoded features, NaN where missing.
+            y: (n,) or (n, labels) the label's columns in their units.
+            hospital: Of no weight here.
+        """
         return np.concatenate([x, y.reshape(len(y), len(self.schema.labels))], axis=1)
 
     def some_labels(self, count: int) -> Labels:
@@ -76,9 +82,16 @@ class Outcome:
 
     @classmethod
     def of(cls, schema: Schema, time: str, event: str, by: str = "") -> Outcome:
-        """By names; an empty time or event is the column of the role ``duration`` or ``event``.
+        """The columns of these names.
 
-        Raises ConfigError for a name that is no column which hospitals read, and for columns of other kinds.
+        Args:
+            schema: The public schema.
+            time: The column that says how long each patient was seen; empty for that of the role ``duration``.
+            event: The column that says whether the event came then; empty for that of the role ``event``.
+            by: The column of groups; empty for one group.
+
+        Raises:
+            ConfigError: A name is no column which hospitals read, or a column is of another kind.
         """
         return cls(
             _column(schema, "time", time or _of_role(schema, "duration"), BOUNDED_KINDS[:2], "a number with bounds"),
@@ -117,7 +130,17 @@ def _column(schema: Schema, option: str, name: str, kinds: Sequence[str], what: 
 
 
 def grid_of(time: Column, edges: Sequence[float], intervals: int, inside: float) -> Grid:
-    """The public grid: ``edges``, or so many equal ``intervals`` of the time's bounds. Raises ConfigError where there is none."""
+    """The public grid of time.
+
+    Args:
+        time: The time's column, whose bounds the grid covers.
+        edges: The ends of the intervals, rising; empty for equal ones.
+        intervals: The number of equal intervals, where there are no edges.
+        inside: Which share of an interval counts for a patient whose time ends inside it, as ``Grid`` has it: 0.5 or 0.
+
+    Raises:
+        ConfigError: There is no such grid.
+    """
     low, high = time.bounds or (0.0, 1.0)
     rising = all(isinstance(edge, int | float) for edge in edges) and list(edges) == sorted(set(edges))
     if not rising or any(not low < edge <= high for edge in edges) or len(edges) > _MOST_INTERVALS:
@@ -157,9 +180,16 @@ class SurvivalCounts:
         return len(self.outcome.groups) * self.grid.size
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) 0 and 1, of length 1 in all; a patient with several rows counts in several cells by their shares.
+        """(patients, size) 0 and 1, of length 1 in all.
 
-        A patient without a group counts nowhere.
+        A patient with several rows counts in several cells by their shares. A patient without a group counts nowhere.
+
+        Args:
+            round: The round, 1.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
         """
         complete, group, cell = self._placed(z)
         cell = cell + self.grid.size * group
@@ -168,7 +198,15 @@ class SurvivalCounts:
         return mean_of_rows(vectors, patient, patients)
 
     def refusal(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> str:
-        """Why a hospital does not answer without privacy; empty where it does."""
+        """Why a hospital does not answer without privacy; empty where it does.
+
+        Args:
+            round: The round, 1.
+            question: What ``question`` gave for the round.
+            z: (n, D) rows of the layout.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         complete, group, _ = self._placed(z)
         there = [len(np.unique(patient[complete & (group == at)])) for at in range(len(self.outcome.groups))]
         few = [name for name, count in zip(self.outcome.groups, there, strict=True) if 0 < count < self.fewest]
@@ -184,5 +222,12 @@ class SurvivalCounts:
         return complete, np.where(complete, group, 0).astype(np.int64), self.grid.cell(time, event > 0.5)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The counts by number of patients."""
+        """The counts by number of patients.
+
+        Args:
+            round: The round, 1.
+            state: What was there before.
+            mean: (size,) noisy sum by the number of patients.
+            noise: Standard deviation in each entry of ``mean``.
+        """
         return {**state, "mean": mean, "noise": np.array([noise])}

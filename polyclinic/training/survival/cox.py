@@ -52,7 +52,13 @@ class Timed(Layout):
         return np.append(np.arange(self.width) < self.features, True)
 
     def rows(self, x: Floats, y: Labels, hospital: int = 0) -> Floats:
-        """(n, D + 1) of a shard's x and y."""
+        """(n, D + 1) of a shard's x and y.
+
+        Args:
+            x: (n, F) encoded features, NaN where missing.
+            y: (n, 2) the time and the event, in the schema's order.
+            hospital: Of no weight here.
+        """
         event = [column.kind for column in self.both].index("binary")
         return np.column_stack([super().rows(x, y[:, event].astype(np.int64)), y[:, 1 - event]])
 
@@ -71,7 +77,14 @@ class ExactCox(ExactRegression):
     ties: str = "efron"
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        """The next state, whose estimate is not so far from the best that all its information is lost."""
+        """The next state, whose estimate is not so far from the best that all its information is lost.
+
+        Args:
+            round: The round, from 1 on.
+            state: What was made of the sums so far.
+            mean: (size,) sum by the number of patients.
+            noise: As in ``ExactRegression.absorb``.
+        """
         after = super().absorb(round, state, mean, noise)
         step = after["estimate"] - after["best"]
         return after | {
@@ -94,7 +107,18 @@ class CoxTask(ExactSumsTask):
     """``ExactSumsTask`` of one of the two methods; a partial likelihood is of a hospital's patients together."""
 
     def check(self, build: Builder, arrays: Arrays, features: int, engine: str = "auto", private: bool = True) -> None:
-        """As of every sum. Raises ConfigError where noise is asked of a partial likelihood, whose sum no clipping bounds."""
+        """As of every sum; a partial likelihood takes no noise, for no clipping bounds its sum.
+
+        Args:
+            build: Of no weight here.
+            arrays: Must be empty: a sum is asked for without a model.
+            features: Of no weight here.
+            engine: Of no weight here.
+            private: Whether noise is added.
+
+        Raises:
+            ConfigError: Noise is asked of a partial likelihood, or there are arrays.
+        """
         super().check(build, arrays, features, engine, private)
         self._check_exact(private)
 
@@ -134,7 +158,15 @@ class PrivateCox(PrivateRegression):
     def of_grid(
         cls, design: Design, scale: tuple[Floats, Floats], layout: Timed, edges: tuple[float, ...], rounds: int
     ) -> PrivateCox:
-        """edges: (J + 1) the begin of the first interval and the ends of all."""
+        """The method of a design and a grid of time.
+
+        Args:
+            design: The terms.
+            scale: (p,) public centres and spreads of the terms' columns.
+            layout: The layout of the rows, with the time.
+            edges: (J + 1) the begin of the first interval and the ends of all.
+            rounds: The number of rounds.
+        """
         names = (*(f"until {edge:g}" for edge in edges[1:]), *design.names)
         # Half of the patients have the event, as far as anybody knows before.
         start = np.where(np.arange(len(names)) < len(edges) - 1, np.log(0.5 / (len(edges) - 1)), 0.0)
@@ -142,7 +174,15 @@ class PrivateCox(PrivateRegression):
         return cls(design, newton, layout, scale=scale)
 
     def contributions(self, round: int, question: Arrays, z: Floats, patient: Ints, patients: int) -> Floats:
-        """(patients, size) means of the rows' vectors."""
+        """(patients, size) means of the rows' vectors.
+
+        Args:
+            round: The round, from 1 on.
+            question: What ``question`` gave for the round.
+            z: (n, D + 1) rows of the layout, the time last.
+            patient: (n,) the patient of each row.
+            patients: The number of patients.
+        """
         own, (x, event, complete) = own_row(question, self.newton.shapes, self.number), self.design.rows(z[:, :-1])
         outcome = np.column_stack([z[:, -1], np.where(complete, event, np.nan)])
         records = np.column_stack([(x - self.scale[0]) / self.scale[1], outcome])

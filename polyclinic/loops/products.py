@@ -1,8 +1,8 @@
 """Products of small float32 matrices in the processor's vector registers.
 
-Every number is a sum in the order of the inner dimension, of fused multiplications and additions: the same on every processor,
-whatever stands beside it, and whichever libraries are there. A library's product of matrices that fit the cache takes longer
-to copy them than to multiply.
+Every number is a sum in the order of the inner dimension, of fused multiplications and additions. It is the same on
+every processor, whatever stands beside it, and whichever libraries are there. A library's product of matrices that fit
+the cache takes longer to copy them than to multiply.
 """
 
 from __future__ import annotations

@@ -175,5 +175,5 @@ class LabelledAffine(nn.Module):
         # All labels' maps and then the row's own: faster than a matrix for each row.
         maps = torch.einsum("nl,kcl->nkc", shared, self.weight) + self.bias
         chosen = nn.functional.one_hot(label, len(self.bias)).to(latent)
-        found = torch.einsum("nkc,nk->nc", maps, chosen) + self.floor * own
-        return found if self.bend is None else found + self.bend(shared, label)
+        features = torch.einsum("nkc,nk->nc", maps, chosen) + self.floor * own
+        return features if self.bend is None else features + self.bend(shared, label)

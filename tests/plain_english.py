@@ -122,8 +122,15 @@ def _of_code(path: str, text: str) -> Iterator[Place]:
             given = [name for name in given if name not in ("self", "cls")]
             described = ast.get_docstring(node)
             inherited = described is None and node not in tree.body  # an override's words are its base's
-            if len(given) >= PARAMETERS and not inherited and "Args:" not in (described or ""):
+            if len(given) >= PARAMETERS and not inherited and not set(given) <= _described(described or ""):
                 yield Place(path, node.lineno, "args", f"{node.name}({', '.join(given)})")
+
+
+def _described(docstring: str) -> set[str]:
+    """The parameters that the entries of ``Args`` name, one or several in an entry."""
+    _, _, entries = docstring.partition("Args:\n")
+    listed = re.findall(r"^    (\*{0,2}\w+(?:, \*{0,2}\w+)*):", entries, re.M)
+    return {name.strip(" *") for names in listed for name in names.split(",")}
 
 
 def _names(node: ast.AST) -> Iterator[str]:

@@ -166,7 +166,8 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
     journal = read_journal(home, name)
     shown = journal.entries[-last:] if last else journal.entries
     value = {
-        "entries": list(shown), "lines": len(journal.entries), "intact": journal.intact, "torn": journal.torn, "head": journal.head,
+        "entries": list(shown), "lines": len(journal.entries), "intact": journal.intact, "torn": journal.torn,
+        "head": journal.head,
     }  # fmt: skip
     lines = ("  ".join(filter(None, (_printed(entry.get(column, "")) for column in columns))) for entry in shown)
     answer(

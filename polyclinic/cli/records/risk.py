@@ -142,8 +142,8 @@ def _shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     more = f" (of {len(sets)} sets, the {len(worst)} worst)" if len(sets) > len(worst) else ""
     yield table(
         (f"known columns{more}", "k", "classes", "patients alone", "share"),
-        ((", ".join(column_set["columns"]), str(column_set["k"]), f"{column_set['classes']:,}", f"{column_set['unique']:,}", f"{column_set['share']:.1%}")
-         for column_set in worst),
+        ((", ".join(row["columns"]), str(row["k"]), f"{row['classes']:,}", f"{row['unique']:,}", f"{row['share']:.1%}")
+         for row in worst),
     )  # fmt: skip
     if sensitive := found["sensitive"]:
         yield table(

@@ -73,9 +73,11 @@ def synthesize(
         )  # fmt: skip
     certificate = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}
     answer(
-        as_json, certificate, *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in certificate["files"]),
+        as_json, certificate,
+        *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in certificate["files"]),
         f"Certificate: {path}", *certificate["statement"],
-        *(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases." for rule in certificate["rules"]),
+        *(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases."
+          for rule in certificate["rules"]),
         *styled("yellow", *(f"Warning: {warning}" for warning in certificate["warnings"])),
     )  # fmt: skip
 

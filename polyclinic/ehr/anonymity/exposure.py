@@ -126,8 +126,8 @@ def check_dropped(records: Records, dropped: Sequence[str], kept: Sequence[str],
         raise ConfigError(f"Column {wrong[0]!r} is to be left out, and is a quasi-identifier, sensitive or the label.")
     if unique := identifying(table, [*roles, *dropped, *kept], records.unit):
         raise ConfigError(
-            f"Column {unique[0]!r} has another value for every patient, as names have: leave it out with --drop, count it as "
-            "--quasi, or let it stay with --keep."
+            f"Column {unique[0]!r} has another value for every patient, as names have: leave it out with --drop, "
+            "count it as --quasi, or let it stay with --keep."
         )
 
 
@@ -266,8 +266,8 @@ def _typed(values: pd.Series) -> pd.Series:
     present = text.dropna()
     numbers = pd.to_numeric(present, errors="coerce")
     if (
-        len(present) == 0 or ZIP_NAME.search(str(values.name)) or numbers.isna().any() or numbers.abs().eq(float("inf")).any()
-        or present.str.match(_LEADING_ZERO).any()
+        len(present) == 0 or ZIP_NAME.search(str(values.name)) or numbers.isna().any()
+        or numbers.abs().eq(float("inf")).any() or present.str.match(_LEADING_ZERO).any()
     ):  # fmt: skip
         return text.where(values.notna(), None)
     parsed = pd.to_numeric(text)

@@ -242,7 +242,8 @@ def _columns(found: Found) -> list[dict[str, Any]]:
             _figure(likeness[name]), _figure(real[name].get("ks", real[name].get("tv"))),
             *(_figure(synthetic[name][key]) if key in synthetic[name] else "–"
               for key in ("wasserstein", "mean_synthetic", "mean_real")),
-            _figure(synthetic[name].get("boundary", synthetic[name].get("category"))), _figure(synthetic[name]["missing"]),
+            _figure(synthetic[name].get("boundary", synthetic[name].get("category"))),
+            _figure(synthetic[name]["missing"]),
         ]}
         for name in order
     ]  # fmt: skip

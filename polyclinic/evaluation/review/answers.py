@@ -66,7 +66,8 @@ def read_reviews(files: Sequence[Path], key: Key) -> list[Review]:
         review = read_review(file, key)
         if review.reviewer in by_reviewer:
             raise DataError(
-                f"{by_reviewer[review.reviewer].file} and {file} are both of reviewer {review.reviewer!r}; give one of them."
+                f"{by_reviewer[review.reviewer].file} and {file} are both of reviewer {review.reviewer!r}; "
+                "give one of them."
             )
         by_reviewer[review.reviewer] = review
     return list(by_reviewer.values())

@@ -300,7 +300,9 @@ class _Form:
         lengths = dict.fromkeys(column.steps for column, _ in courses)
         return {
             "single": [(_title(column), *self._value(column, cell)) for column, cell in single],
-            "courses": [[self._course(*course) for course in courses if course[0].steps == length] for length in lengths],
+            "courses": [
+                [self._course(*course) for course in courses if course[0].steps == length] for length in lengths
+            ],
             "codes": [
                 (_title(column), [code for code, on in zip(column.categories, cells[at], strict=True) if on])
                 for column, at in self.columns if column.kind == "code_set"

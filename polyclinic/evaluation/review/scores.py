@@ -296,14 +296,14 @@ def _guesses(found: dict[str, Any]) -> list[str]:
     )
     if accuracy["low"] <= 0.5 <= accuracy["high"]:
         return [
-            f"{start}50 % is what chance gives. They are not shown to be better than chance, and not shown to be chance: up to "
-            f"{_share(accuracy['high'])} is not excluded."
+            f"{start}50 % is what chance gives. They are not shown to be better than chance, and not shown to be "
+            f"chance: up to {_share(accuracy['high'])} is not excluded."
         ]
     if accuracy["low"] > 0.5:
         return [f"{start}that is more than the 50 % that chance gives: real and synthetic patients were told apart."]
     return [
-        f"{start}that is less than the 50 % that chance gives: they were told apart, and taken for each other; look at which "
-        "trait misled."
+        f"{start}that is less than the 50 % that chance gives: they were told apart, and taken for each other; "
+        "look at which trait misled."
     ]
 
 

@@ -81,7 +81,9 @@ def statement_of(statements: Sequence[Statement]) -> Statement:
         "risk": None if None in risks else worst(Risk(**risk) for risk in risks).as_dict(),
         "events": [{"site": site["site"], **event} for site in statements for event in site["events"]],
         "intact": all(site["intact"] for site in statements), "sites": {site["site"]: site for site in statements},
-    } | ({"findings": [finding for site in statements for finding in site["findings"]]} if "findings" in first else {})  # fmt: skip
+    } | (
+        {"findings": [finding for site in statements for finding in site["findings"]]} if "findings" in first else {}
+    )  # fmt: skip
 
 
 def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:

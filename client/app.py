@@ -103,13 +103,13 @@ def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     # Contexts of one grid share their configuration, of which even the look into a cache takes a while.
     shared = {id(context.run_config): context.run_config for context in contexts}
     configs = {key: _tried(run_config) for key, run_config in shared.items()}
-    found = [_read(kind, message, context, configs[id(context.run_config)])
-             for message, context in zip(messages, contexts, strict=True)]  # fmt: skip
-    calls = [call for call in found if isinstance(call, Call)]
+    readings = [_read(kind, message, context, configs[id(context.run_config)])
+                for message, context in zip(messages, contexts, strict=True)]  # fmt: skip
+    calls = [call for call in readings if isinstance(call, Call)]
     given = iter([_with_traceback(call, reply, messages[0].metadata.message_type)
                   for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
     return [_reply(message, context, next(given) if isinstance(call, Call) else call)
-            for message, context, call in zip(messages, contexts, found, strict=True)]  # fmt: skip
+            for message, context, call in zip(messages, contexts, readings, strict=True)]  # fmt: skip
 
 
 def _alone(message: Message, context: Context) -> Message:

@@ -47,8 +47,8 @@ def ledger_fields(hospital: Hospital, spent: float) -> dict[str, str | float]:
     A real hospital's also says how often it was charged what. Only so can the server compose it with others' for a
     patient of several hospitals.
     """
-    said: dict[str, str | float] = {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}
-    return said if hospital.simulated else said | {"charged": to_text(past_all(open_ledgers([hospital]))[0])}
+    fields: dict[str, str | float] = {"site": hospital.site, "epsilon": spent, "delta": hospital.policy.delta}
+    return fields if hospital.simulated else fields | {"charged": to_text(past_all(open_ledgers([hospital]))[0])}
 
 
 def reply(

@@ -163,7 +163,9 @@ def check_terms(hospital: Hospital, config: RunConfig, settings: TrainSettings) 
     """
     check_names(hospital, config)
     half, noise_multiplier = settings.local, settings.noise_multiplier
-    check_policy(hospital, config.task, noise_multiplier, sum(one.gradients for one in half.passes(settings)))
+    check_policy(
+        hospital, config.task, noise_multiplier, sum(local_pass.gradients for local_pass in half.passes(settings))
+    )
     if hospital.policy.only_secure_aggregation and not config.secure.aggregation:
         raise BudgetRefused(f"{hospital.site}: the policy allows secure aggregation only.")
     if config.secure.shared_noise:
@@ -262,10 +264,10 @@ def train_settings(
             own.
     """
     record = content.get("config")
-    said = record if isinstance(record, ConfigRecord) else {}
-    mu = said.get("proximal-mu", 0.0)
-    rate = said.get("lr", config.training.learning_rate or request.learning_rate or 0.0)
-    if not isinstance(rate, int | float) or not (0 < rate <= LARGEST or "lr" not in said):
+    fields = record if isinstance(record, ConfigRecord) else {}
+    mu = fields.get("proximal-mu", 0.0)
+    rate = fields.get("lr", config.training.learning_rate or request.learning_rate or 0.0)
+    if not isinstance(rate, int | float) or not (0 < rate <= LARGEST or "lr" not in fields):
         raise ConfigError(f"Message field 'lr' is {rate!r}; allowed are numbers above 0 and at most {LARGEST:g}.")
     if not isinstance(mu, int | float) or not 0 <= mu <= LARGEST:
         raise ConfigError(f"Message field 'proximal-mu' is {mu!r}; allowed are numbers from 0 to {LARGEST:g}.")
@@ -319,10 +321,10 @@ def told_numbers(content: RecordDict, half: LocalHalf) -> dict[str, float]:
 
     Raises ConfigError where something that the half takes is missing, or no finite number.
     """
-    told = content.get("config")
+    record = content.get("config")
     numbers = {}
     for name in half.takes:
-        value = told.get(name) if isinstance(told, ConfigRecord) else None
+        value = record.get(name) if isinstance(record, ConfigRecord) else None
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
             raise ConfigError(
                 f"Message field {name!r} of the strategy's configuration is {value!r}; its half at hospitals takes a number of "

@@ -45,8 +45,8 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
         if asks:
             from polyclinic.client.home.approvals import pausing, standing  # what a simulation does without
 
-            if said := pausing(hospital):  # before any record is read
-                return _answer(hospital.site, **said)
+            if obstacle := pausing(hospital):  # before any record is read
+                return _answer(hospital.site, **obstacle)
         hospital.shard()
         if call.config.gpus and call.request.trains and not torch.cuda.is_available():
             raise ConfigError(
@@ -58,8 +58,8 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
                 _check_run(call)
             except BudgetRefused as refusal:
                 return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
-        if asks and (said := standing(hospital, call.request, call.config)):
-            return _answer(hospital.site, **said)
+        if asks and (obstacle := standing(hospital, call.request, call.config)):
+            return _answer(hospital.site, **obstacle)
         records = hospital.records
         return _answer(
             hospital.site, index=call.request.site, simulated=hospital.simulated,
@@ -82,10 +82,10 @@ def refuse_other_format(content: RecordDict, context: Context) -> RecordDict | N
     if not is_real(context):
         return None
     record = content.get(RECORD)
-    said: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
-    number = said.get("privacy_format")
+    fields: dict[str, Any] = dict(record) if isinstance(record, ConfigRecord) else {}
+    number = fields.get("privacy_format")
     coordinator = {
-        "polyclinic": str(said.get("version", ""))[:100],
+        "polyclinic": str(fields.get("version", ""))[:100],
         "privacy_format": str(number) if type(number) is int else "",
     }
     conflict = version_conflict(versions(), coordinator)

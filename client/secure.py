@@ -225,21 +225,21 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
     """Of every hospital for which this one masked, one share: of its own mask if it arrived, of its pair masks if not."""
 
     def answer(call: Call[SecureUnmaskRequest]) -> Arrays:
-        secrets, told = read_secrets(call), _phase_arrays(call, _AGREED)
+        secrets, agreed = read_secrets(call), _phase_arrays(call, _AGREED)
         if "outcome" not in secrets:
             raise refusal(call, "it has signed no outcome of this round")
-        check_outcome_signed(call, secrets, told)
+        check_outcome_signed(call, secrets, agreed)
         parties, survivors = secrets["parties"].tolist(), secrets["survivors"].tolist()
         senders = [party for party in parties if party != call.request.site]
-        if told["senders"].tolist() != senders or told["sealed"].shape != (len(senders), SEALED_BYTES):
+        if agreed["senders"].tolist() != senders or agreed["sealed"].shape != (len(senders), SEALED_BYTES):
             raise refusal(call, "the sealed shares are not one from each other hospital for which it masked its update")
-        sealed = dict(zip(senders, (row.tobytes() for row in told["sealed"]), strict=True))
+        sealed = dict(zip(senders, (row.tobytes() for row in agreed["sealed"]), strict=True))
         return {"shares": _opened(call, secrets, sealed, parties, survivors)}
 
     def last(call: Call[SecureUnmaskRequest]) -> RecordDict:
         # Not by who signed: whoever else agreed to the same outcome, the same shares leave.
-        told = _phase_arrays(call, _AGREED)
-        identity = digest({name: told[name] for name in ("senders", "sealed")})
+        agreed = _phase_arrays(call, _AGREED)
+        identity = digest({name: agreed[name] for name in ("senders", "sealed")})
         reply = once(call, "secure-unmask", identity, answer)
         erase_secrets(call)
         return reply

@@ -144,7 +144,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
     _check(question, build, settings)
     states = {id(call): read_state(call.hospital.home, request.run, request.round) for call in calls}
     # What each goes on from is told apart from what identifies the release: an earlier answer must be recognised.
-    kept = {id(call): usable(call, states[id(call)], question.settings) for call in calls}
+    continued_states = {id(call): usable(call, states[id(call)], question.settings) for call in calls}
 
     def identify(call: Call[TrainRequest]) -> str:
         """By everything that decides the numbers; only the streams are known from site and round."""
@@ -154,7 +154,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return digest(*asked, call.hospital.began(True), filling, states[id(call)])
 
     def compute(calls: Sequence[Call[TrainRequest]], spent: Sequence[float]) -> list[RecordDict]:
-        work = [_work(question, call, kept[id(call)]) for call in calls]
+        work = [_work(question, call, continued_states[id(call)]) for call in calls]
         updates = task.train(build, question.arrays, work, settings)
         uploads = [
             _upload(question, call, update, states[id(call)]) for call, update in zip(calls, updates, strict=True)
@@ -167,7 +167,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return program.price(question.settings, goes_on)
 
     def event(call: Call[TrainRequest]) -> DpEvent:
-        had_begun, goes_on = (begun(found[id(call)], question.settings) for found in (states, kept))
+        had_begun, goes_on = (begun(by_call[id(call)], question.settings) for by_call in (states, continued_states))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
         return price(goes_on)
@@ -275,20 +275,20 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
     """What leaves of the site's update; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
     trained, origin = question.shared(update.arrays), question.origin
-    how, upload, kept = compression(config), trained, update.kept
+    how, upload, state_after = compression(config), trained, update.kept
     own = {OWN + name: update.arrays[name] for name in question.local}
     if all(np.isfinite(value).all() for value in own.values()):  # otherwise it begins again from what it is sent
-        kept = kept | own
-    if begun(kept, question.settings):
-        kept = kept | marks(call)
+        state_after = state_after | own
+    if begun(state_after, question.settings):
+        state_after = state_after | marks(call)
     if how.active:
         upload, left_out = encode(trained, origin, how, hospital.stream("rounding", number), state.get(RESIDUAL))
-        kept = kept if left_out is None else kept | {RESIDUAL: left_out}
+        state_after = state_after if left_out is None else state_after | {RESIDUAL: left_out}
     if config.secure.aggregation:
         upload = masked(call, trained, origin, question.digest)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
     run, rounds = question.request.run, config.checkpoints.rounds_kept
-    write_state(hospital.home, run, number, kept, rounds, durable=not hospital.simulated)
+    write_state(hospital.home, run, number, state_after, rounds, durable=not hospital.simulated)
     return upload
 
 

@@ -78,7 +78,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "linear": "polyclinic.inference.likelihood:Linear",
         "logistic": "polyclinic.inference.likelihood:Logistic",
     },
-    "strategies": {name: known.place for name, known in STRATEGIES.items()},
+    "strategies": {name: strategy.place for name, strategy in STRATEGIES.items()},
     "mods": MODS,
     "evaluators": {},
     "sources": sources.BUILT_IN,

@@ -85,9 +85,9 @@ class Account:
 
         unanswered: count also what may have been charged without an answer.
         """
-        said = from_text(self.charged or "[]")
+        history = from_text(self.charged or "[]")
         needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._asked(unanswered)
-        return self._with(said, needed - Counter(dict(flat(said))))
+        return self._with(history, needed - Counter(dict(flat(history))))
 
     def asked_alone(self) -> History:
         """What the requests of this run may have cost the hospital, whatever it says of its ledger."""

@@ -68,7 +68,7 @@ def coordinate(
             )
         state = outcome.state
         if state.hospitals:
-            folder.write_hospitals({name: said["versions"] for name, said in state.hospitals.items()})
+            folder.write_hospitals({name: hospital["versions"] for name, hospital in state.hospitals.items()})
         folder.write(
             summary, state.rows, state.arrays, state.standardiser, outcome.sites[0].schema, synthesizer=outcome.synthesizer,
             predictions=_predictions(outcome),

@@ -117,11 +117,11 @@ def _check_summable(config: RunConfig, strategy: Strategy) -> None:
 
 def _strategy(config: RunConfig, hospitals: int = 1) -> Strategy:
     """The run's strategy, told those of the run's settings that it takes."""
-    told = {
+    settings = {
         "client_learning_rate": config.training.learning_rate or usual_rate(train_settings(config, None)),
         "hospitals": hospitals,
     }  # fmt: skip
-    return make_strategy(strategy_named(config.strategy), strategy_options(config), told)
+    return make_strategy(strategy_named(config.strategy), strategy_options(config), settings)
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def federate(
     if state.saved < state.round:  # budgets stopped it
         records.save()
     # Also who is away, or was lost before it joined: what it was charged belongs to the run's privacy.
-    away = [Site.away(said, enrolled.sites[0].schema) for said in state.hospitals.values()]
+    away = [Site.away(hospital, enrolled.sites[0].schema) for hospital in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
     if program.choice and done.learning:
         watcher.doing("choosing among the generators")
@@ -245,7 +245,7 @@ def _enrol(
 ) -> _Enrolled:  # fmt: skip
     """Ask who is there. ``state``: of a run that goes on. Raises ConfigError where too few can take part."""
     # Of a run of real hospitals that goes on, its own are asked first; who else is there may join between rounds.
-    own = {int(said["node"]): name for name, said in state.hospitals.items()} if state else {}
+    own = {int(hospital["node"]): name for name, hospital in state.hospitals.items()} if state else {}
     wanted = config.participation.min_sites if own else max(config.sites, config.participation.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
     request = enrol_request(run, str(home), privacy, local_half=program_of(config).has_local_half)
@@ -279,8 +279,8 @@ def _go_on(
         state.ask_lost(config, counting, *round_costs(config, state.noise_multiplier))
     for number in range(state.round + 1, min(state.round + config.checkpoints.rounds_lost, config.rounds) + 1):
         if config.evaluation.plans_private(number, config.rounds):
-            for said in state.hospitals.values():
-                away = Site.away(said, enrolled.sites[0].schema)
+            for hospital in state.hospitals.values():
+                away = Site.away(hospital, enrolled.sites[0].schema)
                 ask_private(state, program_of(config), away, f"{METRICS} {number} {LOST}")
     if program_of(config).keeps_state:
         check_states(home, simulated, run, state)
@@ -414,14 +414,14 @@ def _returned(sites: Sequence[Site], state: RunState, absent: Mapping[str, str])
     missing = [name for name in state.hospitals if name not in {site.name for site in again}]
     reasons = {name: absent.get(name, "it did not enrol when the run went on") for name in missing}
     state.dropouts += [{"round": state.round + 1, "site": name, "reason": why} for name, why in reasons.items()]
-    known = {*state.public_patients, *_gone(state)} if state.public_patients else {*state.hospitals}
-    return _all_of([site for site in again if site.name in known])
+    counted = {*state.public_patients, *_gone(state)} if state.public_patients else {*state.hospitals}
+    return _all_of([site for site in again if site.name in counted])
 
 
 def _all_of(sites: Sequence[Site], others: Sequence[Site] = ()) -> list[Site]:
     """Every hospital once, in order of place, as the first of the two lists has it where both do."""
-    found = {site.name: site for site in (*others, *sites)}
-    return sorted(found.values(), key=lambda site: site.index)
+    sites_by_name = {site.name: site for site in (*others, *sites)}
+    return sorted(sites_by_name.values(), key=lambda site: site.index)
 
 
 def _gone(state: RunState) -> set[str]:

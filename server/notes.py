@@ -34,19 +34,19 @@ _STATISTICS = "the noised number of training patients", "the statistics that sta
 def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
     """What may make the result wrong: how one's own tables were read, risks that are off, and a training that went badly."""
     state = outcome.state
-    said = list(dataset_of(outcome.config).notes) if _is_simulated(outcome) else []
+    sentences = list(dataset_of(outcome.config).notes) if _is_simulated(outcome) else []
     if state.stopped:
-        said.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
+        sentences.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if worse := _noise_warning(outcome):
-        said.append(worse)
-    said += _miscalibrated(outcome, evaluation) + _unsure(evaluation)
+        sentences.append(worse)
+    sentences += _miscalibrated(outcome, evaluation) + _unsure(evaluation)
     if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
-        said += _skewed(outcome.sites[0].schema.label)
+        sentences += _skewed(outcome.sites[0].schema.label)
     if outcome.program.stepwise and not (outcome.program.draws or state.stopped):
-        said += _unfinished(state.rows, private=outcome.privacy is not None)
+        sentences += _unfinished(state.rows, private=outcome.privacy is not None)
     if outcome.privacy:
-        said += doubts(state.accounts, state.epsilon, terms_of(outcome))
-    return said
+        sentences += doubts(state.accounts, state.epsilon, terms_of(outcome))
+    return sentences
 
 
 def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: Mapping[str, Any] | None) -> list[str]:
@@ -57,68 +57,68 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
         unchanged: The rounds that changed no model, and why, as the summary has them.
         comparison: The comparison without privacy and with each hospital alone; None where there is none.
     """
-    said = []
+    sentences = []
     state, simulated = outcome.state, _is_simulated(outcome)
     if outcome.privacy is None and outcome.config.secure.noise:
-        said.append(
+        sentences.append(
             "Hospitals added noise that protects whole hospitals in the sum alone; patients have no epsilon of their own."
         )
     elif outcome.privacy is None and outcome.central:
-        said.append(
+        sentences.append(
             "Hospitals added no noise: the only epsilon is each whole hospital's, against whoever sees the models alone."
         )
     elif outcome.privacy is None:
-        said.append("This run had no differential privacy: it gives patients no formal guarantee.")
+        sentences.append("This run had no differential privacy: it gives patients no formal guarantee.")
     else:
         asked = outcome.config.asks_statistics and _asked(outcome.program)
         updates = _updates(outcome.program)
-        said.append(
+        sentences.append(
             "Epsilon covers the training patients' records in everything that "
             f"{'the server learned' if outcome.config.secure.shared_noise else 'the hospitals sent'}: "
             f"{f'{asked} and ' if asked else ''}{updates}."
         )
     if (split := outcome.config.split.rule) != OWN_SPLIT:
-        said.append(f"Held out: {split.words}.")
+        sentences.append(f"Held out: {split.words}.")
     if outcome.config.secure.shared_noise:
         trusted = "" if all(site.knows_others for site in outcome.sites) else " and the server keeps to the protocol"
-        said.append(
+        sentences.append(
             f"The noise is shared: epsilon holds as long as the other hospitals add their shares{trusted}, for one hospital's "
             "update has next to no noise but its masks."
         )
     if idle := put_aside(outcome.config):
-        said.append(f"With privacy.dp at false these keys had no effect: {', '.join(idle)}.")
+        sentences.append(f"With privacy.dp at false these keys had no effect: {', '.join(idle)}.")
     if outcome.central:
-        said += _central_notes(outcome)
+        sentences += _central_notes(outcome)
     if outcome.config.secure.aggregation:
-        said.append("Secure aggregation: of the updates the server learned each round's sum alone.")
+        sentences.append("Secure aggregation: of the updates the server learned each round's sum alone.")
         apart = ["statistics"] * outcome.config.asks_statistics + ["metrics"] * any(state.released.values())
         if apart:
-            said.append(f"{' and '.join(apart).capitalize()} were not summed under masks.")
+            sentences.append(f"{' and '.join(apart).capitalize()} were not summed under masks.")
         trusting = sum(not site.knows_others for site in outcome.sites)
         if trusting:
-            said.append(
+            sentences.append(
                 "It counts on a server that passes hospitals' keys and identities on unchanged: "
                 f"{trusting} of {len(outcome.sites)} hospitals have no list of the others' keys."
             )
         if cohort_size(outcome.config, len(outcome.sites)) == 2:
-            said.append("With two hospitals in a round, the sum tells each of them the other's update.")
+            sentences.append("With two hospitals in a round, the sum tells each of them the other's update.")
     if simulated and (outcome.privacy or outcome.central):
-        said.append(
+        sentences.append(
             "This is a simulation on one machine: noise and sampling follow the seed and can be reproduced by anyone who "
             "knows it, so the guarantee is that of the method, not of these very numbers. Patients were computed together; "
             "a real hospital computes each apart."
         )
     if state.released:
-        said += _metrics_notes(outcome, simulated)
+        sentences += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
-    said += filter(None, [outcome.program.chosen(outcome.sites[0].schema)])
-    said += outcome.program.notes(learned, scored=any(state.released.values()))
+    sentences += filter(None, [outcome.program.chosen(outcome.sites[0].schema)])
+    sentences += outcome.program.notes(learned, scored=any(state.released.values()))
     if comparison:
-        said.append(
+        sentences.append(
             "The comparison without privacy and with each hospital alone is extra training that epsilon does not cover."
         )
-    said += _of_unchanged(unchanged, private=outcome.privacy is not None)
-    return said + list(dataset_of(outcome.config).readings if simulated else ())
+    sentences += _of_unchanged(unchanged, private=outcome.privacy is not None)
+    return sentences + list(dataset_of(outcome.config).readings if simulated else ())
 
 
 def _is_simulated(outcome: Outcome) -> bool:
@@ -130,28 +130,30 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     state = outcome.state
     exact = sorted(name for name, left in state.released.items() if left and name not in state.score_counts)
     rest = sorted(name for name, left in state.released.items() if not left)
-    said = []
+    sentences = []
     if exact:
         some = f"{len(exact)} of {len(state.released)} hospitals ({several(exact)})"
         where = some if rest or state.score_counts else "the hospitals"
         allowed = "a simulation's policy allows" if simulated else "their policies allow"
-        said.append(
+        sentences.append(
             f"Exact metrics of held-out patients and the exact number of these patients left {where} without noise, as {allowed}."
             + (" Epsilon does not cover them." if outcome.privacy or outcome.central else "")
         )
     if state.score_counts:
         epsilon = max(state.held_out.values())
-        said.append(
+        sentences.append(
             f"Private metrics: counts or sums of held-out patients left {several(sorted(state.score_counts))} with noise. Those "
             f"patients' own epsilon is at most {epsilon:.3g}; no patient is both held out and trained on. The errors beside "
             "figures are of that noise alone."
         )
     if rest and not (exact or state.score_counts):
-        said.append("No hospital's policy let metrics or the exact number of its patients leave: this run has none.")
+        sentences.append(
+            "No hospital's policy let metrics or the exact number of its patients leave: this run has none."
+        )
     elif rest:
-        said.append(f"Neither left {several(rest)}." if exact else f"No metrics left {several(rest)}.")
+        sentences.append(f"Neither left {several(rest)}." if exact else f"No metrics left {several(rest)}.")
     reasons = sorted({f"{name}: {why.rstrip('.')}." for name, why in state.withheld.items()})
-    return said + reasons[:_MOST_UNCHANGED]
+    return sentences + reasons[:_MOST_UNCHANGED]
 
 
 def _unfinished(rows: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
@@ -315,15 +317,15 @@ def _updates(program: Program) -> str:
 def _of_unchanged(unchanged: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
     """A sentence or two for each such round, the first of many."""
     notes = []
-    for one in unchanged[:_MOST_UNCHANGED]:
-        count = len(one["charged"])
+    for entry in unchanged[:_MOST_UNCHANGED]:
+        count = len(entry["charged"])
         who = "1 hospital charged its ledger" if count == 1 else f"{count} hospitals charged their ledgers"
         charged = [f"{who} for it"] if private and count else []
         charged += (
-            ["the server's ledger was charged for what its sum tells of whole hospitals"] if one["central"] else []
+            ["the server's ledger was charged for what its sum tells of whole hospitals"] if entry["central"] else []
         )
         paid = f", though {' and '.join(charged)}" if charged else ""
-        notes.append(f"{one['reason'].rstrip('.')}. This round changed no model{paid}.")
+        notes.append(f"{entry['reason'].rstrip('.')}. This round changed no model{paid}.")
     if len(unchanged) > _MOST_UNCHANGED:
         notes.append(f"{len(unchanged)} rounds changed no model; summary.json has all under 'unchanged'.")
     return notes

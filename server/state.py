@@ -194,23 +194,25 @@ class RunState:
 
     def welcome(self, site: Site) -> Site:
         """A real hospital at its place, by which strategies know it: its own where it was here before, else a new one."""
-        places = {name: int(told["index"]) for name, told in self.hospitals.items()}
+        places = {name: int(hospital["index"]) for name, hospital in self.hospitals.items()}
         placed = replace(site, index=places.get(site.name, max(places.values(), default=-1) + 1))
         self.hospitals[site.name] = placed.as_dict()
         return placed
 
     def name_of(self, node: int, names: Mapping[int, str]) -> str:
         """The hospital of a node by its name where it took part, else the node as ``names`` of the SuperLink have it."""
-        return next((name for name, said in self.hospitals.items() if said["node"] == node), node_title(node, names))
+        return next(
+            (name for name, hospital in self.hospitals.items() if hospital["node"] == node), node_title(node, names)
+        )
 
     def impostor(self, site: Site) -> str | None:
         """Why it is not who took part under its name: a node is known by its key, a name is its own word."""
-        told = self.hospitals.get(site.name)
-        if told is None or told["node"] == site.node:
+        hospital = self.hospitals.get(site.name)
+        if hospital is None or hospital["node"] == site.node:
             return None
         return (
-            f"another node took part in this run under that name: it is node {site.node}, the other is node {told['node']}; one "
-            "that has a new key is in the next run again. `polyclinic coordinator nodes` lists the names under which their "
+            f"another node took part in this run under that name: it is node {site.node}, the other is node {hospital['node']}; "
+            "one that has a new key is in the next run again. `polyclinic coordinator nodes` lists the names under which their "
             "keys were registered."
         )
 

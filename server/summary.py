@@ -93,8 +93,13 @@ def statement_of(outcome: Outcome) -> dict[str, Any]:
 
 def _objective(objective: Objective, by: Judge) -> dict[str, Any]:
     """What the model was trained towards, and by what it is judged."""
-    said = {"name": objective.name, "label": objective.label, "unit": objective.unit, "predicts": objective.predicts}
-    return said | by.as_dict()
+    description = {
+        "name": objective.name,
+        "label": objective.label,
+        "unit": objective.unit,
+        "predicts": objective.predicts,
+    }
+    return description | by.as_dict()
 
 
 def _evaluation(outcome: Outcome, by: Judge) -> dict[str, Any]:
@@ -245,7 +250,7 @@ def _unchanged(outcome: Outcome, statement: dict[str, Any]) -> list[dict[str, An
     trained = {site: rounds(ledger, "train") for site, ledger in statement["sites"].items()}
     summed = rounds(statement["central"], "secure-sum")
     return [
-        one | {"charged": [site for site, found in trained.items() if one["round"] in found],
-               "central": one["round"] in summed}
-        for one in outcome.state.unchanged
+        entry | {"charged": [site for site, numbers in trained.items() if entry["round"] in numbers],
+                 "central": entry["round"] in summed}
+        for entry in outcome.state.unchanged
     ]  # fmt: skip

@@ -117,8 +117,10 @@ class _TensorBoard:
         starts = (
             [self._event.Event(wall_time=time.time(), step=step, session_log=log(status=log.START))] if first else []
         )
-        found = self._summary(value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()])
-        self._write([*starts, self._event.Event(wall_time=time.time(), step=step, summary=found)])
+        summary = self._summary(
+            value=[self._summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+        )
+        self._write([*starts, self._event.Event(wall_time=time.time(), step=step, summary=summary)])
 
     def close(self, status: str) -> None:
         pass
@@ -156,8 +158,8 @@ class _Mlflow:
             self.key = key
             self._client.update_run(key, status="RUNNING")
             return
-        found = self._client.get_experiment_by_name("polyclinic")
-        experiment = found.experiment_id if found else self._client.create_experiment("polyclinic")
+        registered = self._client.get_experiment_by_name("polyclinic")
+        experiment = registered.experiment_id if registered else self._client.create_experiment("polyclinic")
         self.key = self._client.create_run(experiment, run_name=name).info.run_id
         parameters = [self._entities.Param(key, str(value)) for key, value in told.items()]
         for begin in range(0, len(parameters), _MOST_PARAMETERS):
@@ -237,10 +239,10 @@ class Tracked(Progress):
         """What the track does not have of the state's rounds; of one that is done again, what is true now."""
 
         def log(track: Track) -> None:
-            told = min(self._kept.round, self._before) if self._first else self._kept.round
-            rows = [row for row in state.rows if row["round"] > told]
-            for number, found in groupby(rows, key=lambda row: int(row["round"])):
-                values = numbers(list(found))
+            last_logged = min(self._kept.round, self._before) if self._first else self._kept.round
+            rows = [row for row in state.rows if row["round"] > last_logged]
+            for number, rows_of_round in groupby(rows, key=lambda row: int(row["round"])):
+                values = numbers(list(rows_of_round))
                 values |= _of_strategy(state, number)
                 if number == state.round and state.hospital_epsilon is not None:
                     values["central-epsilon"] = state.hospital_epsilon
@@ -282,23 +284,25 @@ class Tracked(Progress):
 
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The finite numbers of one round's rows by ``METRIC/SITE``, and the round's ``seconds``."""
-    found = {
+    values = {
         f"{metric.replace('_', '-')}/{_named(row['site'])}": float(value)
         for row in rows for metric, value in row.items()
         if metric not in _NO_METRICS and isinstance(value, int | float) and math.isfinite(value)
     }  # fmt: skip
     seconds = [float(row["seconds"]) for row in rows if row.get("seconds") is not None]
-    return found | ({"seconds": seconds[0]} if seconds else {})
+    return values | ({"seconds": seconds[0]} if seconds else {})
 
 
 def _of_strategy(state: RunState, number: int) -> dict[str, float]:
     """The finite numbers of the strategy's own that it returned of a round, by ``strategy-PHASE/NAME``; ``evaluation.function``'s
     are of the phase ``server``.
     """
-    found: Mapping[str, Any] = next((one for one in reversed(state.strategy_metrics) if one["round"] == number), {})
+    metrics: Mapping[str, Any] = next(
+        (entry for entry in reversed(state.strategy_metrics) if entry["round"] == number), {}
+    )
     return {
         f"strategy-{phase}/{_named(name)}": float(value)
-        for phase in ("train", "evaluate", "server") for name, value in found.get(phase, {}).items()
+        for phase in ("train", "evaluate", "server") for name, value in metrics.get(phase, {}).items()
         if name not in REPLIED and isinstance(value, int | float) and math.isfinite(value)
     }  # fmt: skip
 
@@ -318,9 +322,9 @@ def _read(folder: Path) -> _Kept:
 
 def _why(error: Exception, config: RunConfig) -> str:
     """One line; of an address from the environment, which may hold a password, only the kind of failure."""
-    told = (
+    reason = (
         f": {' '.join(str(error).split())[:200].rstrip('.')}"
         if config.tracking.place or config.tracking.tool != "mlflow"
         else ""
     )
-    return f"{type(error).__name__}{told}"
+    return f"{type(error).__name__}{reason}"

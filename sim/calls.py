@@ -169,10 +169,10 @@ def lost(stack: Stack) -> list[Answer]:
 
 def _copied(message: Message) -> Message:
     """The message with content of its own."""
-    found = copy(message)
+    duplicate = copy(message)
     if message.has_content():
-        found.content = deepcopy(message.content)
-    return found
+        duplicate.content = deepcopy(message.content)
+    return duplicate
 
 
 @cache

@@ -163,7 +163,7 @@ def place(costs: Sequence[float], workers: int) -> list[int]:
 
 def _by_type(messages: Sequence[Message]) -> list[list[int]]:
     """Positions of the messages of each type."""
-    found: dict[str, list[int]] = {}
+    positions: dict[str, list[int]] = {}
     for index, message in enumerate(messages):
-        found.setdefault(message.metadata.message_type, []).append(index)
-    return list(found.values())
+        positions.setdefault(message.metadata.message_type, []).append(index)
+    return list(positions.values())

@@ -44,11 +44,11 @@ class RayWorkers:
                 raise ConfigError(
                     f"Configuration key 'ray-address' has the value {address!r}, where no Ray cluster answers: {first}"
                 ) from None
-        found = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
-        if gpus > found:
+        available = ray.cluster_resources().get("GPU", 0.0)  # type: ignore[no-untyped-call]
+        if gpus > available:
             self._leave()
             raise ConfigError(
-                f"Configuration key 'gpus' has the value {gpus:g}, but this Ray cluster has {found:g} GPUs."
+                f"Configuration key 'gpus' has the value {gpus:g}, but this Ray cluster has {available:g} GPUs."
             )
         actor = ray.remote(num_cpus=1, num_gpus=gpus / count, max_restarts=-1, max_task_retries=1)(_Actor)
         self._actors: list[Any] = [actor.remote(threads) for _ in range(count)]
@@ -58,13 +58,13 @@ class RayWorkers:
         store = ray.put(shared)
         sent = [[_parted(message, context, shared) for message, context in stack] for stack in stacks]
         asked = {index: self._actors[index].call.remote(app, part, store) for index, part in enumerate(sent) if part}
-        found: dict[int, list[Answer]] = {}
+        answers: dict[int, list[Answer]] = {}
         for index, stack in enumerate(stacks):
             try:
-                found[index] = ray.get(asked[index]) if index in asked else []
+                answers[index] = ray.get(asked[index]) if index in asked else []
             except RayError:
-                found[index] = lost(stack)
-        return list(found.values())
+                answers[index] = lost(stack)
+        return list(answers.values())
 
     def close(self, now: bool = False) -> None:
         for actor in self._actors:

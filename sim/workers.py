@@ -55,9 +55,9 @@ class ProcessWorkers:
         self._beginning: threading.Thread | None = None
 
     def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
-        found: dict[int, list[Answer]] = {index: [] for index, stack in enumerate(stacks) if not stack}
+        answers: dict[int, list[Answer]] = {index: [] for index, stack in enumerate(stacks) if not stack}
         for _ in range(2):
-            waiting = [index for index in range(len(stacks)) if index not in found]
+            waiting = [index for index in range(len(stacks)) if index not in answers]
             futures: dict[int, Future[list[Answer]]] = {}
             for index in waiting:
                 try:
@@ -66,10 +66,10 @@ class ProcessWorkers:
                     self._pools.pop(index, None)
             for index, future in futures.items():
                 try:
-                    found[index] = future.result()
+                    answers[index] = future.result()
                 except BrokenProcessPool:
                     self._pools.pop(index, None)
-        return [found[index] if index in found else lost(stack) for index, stack in enumerate(stacks)]
+        return [answers[index] if index in answers else lost(stack) for index, stack in enumerate(stacks)]
 
     def begin(self) -> None:
         """Start all of them, and return at once; without it each starts with its first call."""

@@ -204,9 +204,9 @@ def _moved(sent: Arrays, step: Floats) -> Arrays:
 
 def _digest(seed: int, plan: CentralPlan, clip_norm: float, sent: Arrays, replies: Replies) -> str:
     """Identifies a round's release by all that decides its numbers."""
-    found = sha256(repr((seed, plan, clip_norm)).encode())
+    digest = sha256(repr((seed, plan, clip_norm)).encode())
     for name, value in sent.items():
-        found.update(array_bytes(name, value))
+        digest.update(array_bytes(name, value))
     for name, reply in replies:
-        found.update(f"{name}|".encode() + _update(reply, sent).tobytes())
-    return found.hexdigest()
+        digest.update(f"{name}|".encode() + _update(reply, sent).tobytes())
+    return digest.hexdigest()

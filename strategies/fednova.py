@@ -73,7 +73,7 @@ class FedNova(MovedMean):
     def _move(self, sent: ArrayRecord, mean: ArrayRecord, answers: Sequence[Message]) -> None:
         """To the model that was sent, moved by the mean number of steps times the mean way of one step."""
         numbers = [next(iter(reply.content.metric_records.values())) for reply in answers]
-        weights = np.array([float(found[self.weighted_by_key]) for found in numbers])  # type: ignore[arg-type]
+        weights = np.array([float(metrics[self.weighted_by_key]) for metrics in numbers])  # type: ignore[arg-type]
         steps = np.array([_steps_of(reply) for reply in answers])
         weights = weights / weights.sum()
         factors = weights / steps * (weights @ steps)
@@ -87,5 +87,5 @@ class FedNova(MovedMean):
 
 def _steps_of(reply: Message) -> float:
     """How many steps the hospital says that it took; 0 where it says nothing of the kind."""
-    said = next(iter(reply.content.metric_records.values())).get(_STEPS, 0.0)
-    return float(said) if isinstance(said, int | float) else 0.0
+    steps = next(iter(reply.content.metric_records.values())).get(_STEPS, 0.0)
+    return float(steps) if isinstance(steps, int | float) else 0.0

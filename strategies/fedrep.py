@@ -52,7 +52,7 @@ class FedRep(FedAvg):
 
         def round(self, sites: Sites) -> Trained:
             head, models = sites.stays(), sites.model
-            body_steps, head_steps = (one.gradients for one in self.passes(sites.settings))
+            body_steps, head_steps = (local_pass.gradients for local_pass in self.passes(sites.settings))
             for _ in range(head_steps):
                 models = _moved(sites, models, "head", head)
             for _ in range(body_steps):

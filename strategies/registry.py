@@ -26,7 +26,7 @@ _CLIP_AT_CLIENTS = {
 }
 _WEIGHTED_MEANS = {flower.FedAvg, flower.FedProx, flower.FedAvgM, flower.FedAdam, flower.FedAdagrad, flower.FedYogi}
 # The names of those that begin with the mean of models.
-MEANS = [name for name, known in BUILT_IN.items() if known.mean]
+MEANS = [name for name, strategy in BUILT_IN.items() if strategy.mean]
 
 # The loop's cohort decides who takes part; without these Flower would sample again, or wait for ever for a second node.
 _EVERY_NODE = {
@@ -54,14 +54,14 @@ def merge_by(strategy: Strategy) -> str | None:
 
 def _accepted(kind: type[Strategy]) -> tuple[list[str], bool]:
     """The keyword arguments that a class takes, those included that it hands on to its parents; whether any other goes, too."""
-    found: list[str] = []
+    names: list[str] = []
     for part in kind.__mro__:
         if "__init__" in vars(part):
             parameters = list(inspect.signature(vars(part)["__init__"]).parameters.values())[1:]
-            found += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+            names += [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-                return found, False
-    return found, True
+                return names, False
+    return names, True
 
 
 def counts_hospitals(kind: type[Strategy]) -> bool:

@@ -104,8 +104,10 @@ class Scaffold(MovedMean):
         """By the server's learning rate of the way; the control variate moves by the hospitals' changes over all of them."""
         changes, self._changes = self._changes, []
         for name, value in self.control.items():
-            found = [change[name].numpy() for change in changes if isinstance(change, ArrayRecord)]
-            self.control[name] = np.asarray(value + sum(found, np.zeros_like(value)) / value.dtype.type(self.hospitals))
+            arrays = [change[name].numpy() for change in changes if isinstance(change, ArrayRecord)]
+            self.control[name] = np.asarray(
+                value + sum(arrays, np.zeros_like(value)) / value.dtype.type(self.hospitals)
+            )
         for name in self.control:
             before = sent[name].numpy()
             mean[name] = Array(np.asarray(before + self.server_learning_rate * (mean[name].numpy() - before)))

@@ -101,19 +101,19 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     with _settling(hospital.home):
         before = _read(path) if path.is_file() else None  # what a person has decided meanwhile
         if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
-            waiting = [one.run for one in approvals(hospital.home) if one.state == "pending"]
+            waiting = [waiting_run.run for waiting_run in approvals(hospital.home) if waiting_run.state == "pending"]
             for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
                 path.with_name(f"{run_before}.json").unlink(missing_ok=True)
         # A configuration's own key is no question that the hospital is asked.
         shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
         shown |= {"question": question} if question else {}
-        found = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
+        approval = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
         if before and before.state == "denied":
-            found = replace(before, digest=name, settings=shown, code=found.code)
+            approval = replace(before, digest=name, settings=shown, code=approval.code)
         # The journal first, as of a decision.
-        append(hospital.home, {"event": found.state, "kind": "approval", "run": run, "terms": name})
-        _write(path, found)
-        return found
+        append(hospital.home, {"event": approval.state, "kind": "approval", "run": run, "terms": name})
+        _write(path, approval)
+        return approval
 
 
 def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[str, Any]:
@@ -124,8 +124,8 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
         request: The message, with the run's name.
         config: The run's configuration, which its terms cover.
     """
-    if said := pausing(hospital):
-        return said
+    if obstacle := pausing(hospital):
+        return obstacle
     path = hospital.home / FOLDER / f"{request.run}.json"
     if not hospital.policy.require_approval and not path.is_file():
         return {}
@@ -157,8 +157,8 @@ def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> N
     """
     if hospital.policy.require_approval and (round := getattr(request, "round", 0)) > config.rounds:
         raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run that was approved for {config.rounds}.")
-    if said := standing(hospital, request, config):
-        raise BudgetRefused(f"{hospital.site}: {said['refusal']}.")
+    if obstacle := standing(hospital, request, config):
+        raise BudgetRefused(f"{hospital.site}: {obstacle['refusal']}.")
 
 
 def approvals(home: Path) -> list[Approval]:
@@ -168,10 +168,10 @@ def approvals(home: Path) -> list[Approval]:
 
 def approval_named(home: Path, run: str) -> Approval:
     """What the hospital knows of a run. Raises ConfigError for one that has not asked."""
-    found = {one.run: one for one in approvals(home)}
-    if run not in found:
-        raise ConfigError(f"No run {run!r} has asked for approval; runs that did: {several(found) or 'none'}.")
-    return found[run]
+    by_run = {approval.run: approval for approval in approvals(home)}
+    if run not in by_run:
+        raise ConfigError(f"No run {run!r} has asked for approval; runs that did: {several(by_run) or 'none'}.")
+    return by_run[run]
 
 
 def stop(home: Path, run: str, why: str = "") -> Approval:
@@ -213,8 +213,8 @@ def resume(home: Path) -> None:
 def paused(home: Path) -> dict[str, str] | None:
     """Since when, by whom and why the hospital has paused, or None. A file that cannot be read is a pause without a reason."""
     try:
-        found = json.loads((home / PAUSED).read_text(encoding="utf-8"))
-        return {name: str(found[name]) for name in ("since", "by", "why")}
+        content = json.loads((home / PAUSED).read_text(encoding="utf-8"))
+        return {name: str(content[name]) for name in ("since", "by", "why")}
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError):
@@ -239,10 +239,10 @@ def decide(
         ConfigError: The run has not asked or now asks under other terms, or the days or the reason are impossible.
     """
     with _settling(home):
-        found, now = approval_named(home, run), _now()
-        if state == "approved" and terms != found.digest:
+        approval, now = approval_named(home, run), _now()
+        if state == "approved" and terms != approval.digest:
             raise ConfigError(
-                f"The terms are {terms!r}, but run {run!r} now asks under {found.digest[:12]}…; look at them with "
+                f"The terms are {terms!r}, but run {run!r} now asks under {approval.digest[:12]}…; look at them with "
                 "`hospital show`, and give all digits."
             )
         if not 0 < days <= _LONGEST_DAYS:
@@ -250,11 +250,12 @@ def decide(
         _check_why(why)
         until = (now + timedelta(days=days)).isoformat(timespec="seconds") if state == "approved" else ""
         decided = replace(
-            found, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
+            approval, state=state, decided=now.isoformat(timespec="seconds"), until=until, by=getpass.getuser(), why=why
         )  # fmt: skip
         # The journal first: where it cannot be written, nothing is decided.
         append(
-            home, {"event": state, "kind": "approval", "run": run, "terms": found.digest, "by": decided.by, "why": why}
+            home,
+            {"event": state, "kind": "approval", "run": run, "terms": approval.digest, "by": decided.by, "why": why},
         )
         _write(home / FOLDER / f"{run}.json", decided)
         return decided
@@ -327,14 +328,14 @@ def _read(path: Path) -> Approval:
         content = json.loads(path.read_text(encoding="utf-8"))
         if (format := content.get("format", FORMAT)) != FORMAT:
             raise DataError(f"{path} has format {format!r}; this version of Polyclinic reads format {FORMAT}.")
-        found = Approval(**content)
-        if found.state not in get_args(State) or (
-            found.state == "approved" and not datetime.fromisoformat(found.until).tzinfo
+        approval = Approval(**content)
+        if approval.state not in get_args(State) or (
+            approval.state == "approved" and not datetime.fromisoformat(approval.until).tzinfo
         ):
             raise ValueError
     except (OSError, ValueError, TypeError, AttributeError):
         raise DataError(f"{path} cannot be read as an approval; move it away, and the run is pending again.") from None
-    return found
+    return approval
 
 
 def _write(path: Path, approval: Approval) -> None:

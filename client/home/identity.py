@@ -20,9 +20,9 @@ def identity(home: Path, durable: bool = True) -> bytes:
         path.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):  # two processes at once have the same
             write_file(path, new_identity(), mode=SECRET, exclusive=True, durable=durable)
-    found = path.read_bytes()
+    key = path.read_bytes()
     try:
-        public_identity(found)
+        public_identity(key)
     except ValueError:
         raise DataError(f"{path}, the hospital's own key, is damaged; restore it.") from None
-    return found
+    return key

@@ -66,9 +66,9 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         }
         append(home, entry)
         # Quoted, so that nobody's words make a second line of the log.
-        told = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
+        details = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
         level = INFO if entry["event"] == "answered" else WARNING
-        log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *told)))
+        log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *details)))
     except (OSError, DataError) as error:
         log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
         return Message(Error(FAILED, _UNWRITTEN), reply_to=message)
@@ -113,10 +113,10 @@ def append(home: Path, entry: dict[str, Any], name: str = NAME) -> str:
 def entry_of(line: bytes) -> dict[str, Any] | None:
     """What a line says, None of one that was cut short."""
     try:
-        found = json.loads(line)
+        entry = json.loads(line)
     except ValueError:
         return None
-    return found if isinstance(found, dict) else None
+    return entry if isinstance(entry, dict) else None
 
 
 def _home(context: Context) -> Path:
@@ -126,23 +126,23 @@ def _home(context: Context) -> Path:
 
 def _asked(message: Message) -> dict[str, Any]:
     """What the message says of itself, unchecked: it may be anyone's."""
-    told: Any = message.content.get(RECORD, {}) if message.has_content() else {}
-    said: dict[str, Any] = {"kind": message.metadata.message_type[:_LONGEST], "message": message.metadata.message_id}
+    fields: Any = message.content.get(RECORD, {}) if message.has_content() else {}
+    entry: dict[str, Any] = {"kind": message.metadata.message_type[:_LONGEST], "message": message.metadata.message_id}
     for name in ("run", "round", "version", "privacy_format"):
-        value = told.get(name) if hasattr(told, "get") else None
+        value = fields.get(name) if hasattr(fields, "get") else None
         if isinstance(value, str | int):
-            said[name] = value[:_LONGEST] if isinstance(value, str) else value
-    return said
+            entry[name] = value[:_LONGEST] if isinstance(value, str) else value
+    return entry
 
 
 def _outcome(reply: Message) -> dict[str, Any]:
     if reply.has_error():
         event = "refused" if reply.error.code == REFUSED else "failed"
         return {"event": event, "why": str(reply.error.reason)[:_LONGEST]}
-    told: Any = reply.content.get(RECORD, {})
-    if hasattr(told, "get") and told.get("refusal"):
-        return {"event": "refused", "why": str(told["refusal"])[:_LONGEST]}
-    epsilon = told.get("epsilon") if hasattr(told, "get") else None
+    fields: Any = reply.content.get(RECORD, {})
+    if hasattr(fields, "get") and fields.get("refusal"):
+        return {"event": "refused", "why": str(fields["refusal"])[:_LONGEST]}
+    epsilon = fields.get("epsilon") if hasattr(fields, "get") else None
     return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
 
 

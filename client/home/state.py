@@ -118,4 +118,4 @@ def _files(home: Path, run: str) -> list[tuple[int, Path]]:
     if not home.is_dir():  # most simulated sites keep nothing
         return []
     named = re.compile(rf"optimizer-{re.escape(run)}-(\d+)\.safetensors")
-    return [(int(found[1]), path) for path in home.iterdir() if (found := named.fullmatch(path.name))]
+    return [(int(match[1]), path) for path in home.iterdir() if (match := named.fullmatch(path.name))]

@@ -525,7 +525,7 @@ _VARYING = frozenset().union(
     *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), boosting.DEFAULTS, *synthesis.DEFAULTS,
     posterior.DEFAULTS, analyses.DEFAULTS,
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
-    *(one.usual for one in BUILT_IN.values()),
+    *(program.usual for program in BUILT_IN.values()),
 )  # fmt: skip
 
 

@@ -39,8 +39,8 @@ def control(address: str, ca: Path) -> Iterator[Any]:
     except httpx.RequestError as error:
         raise PolyclinicError(f"The SuperLink at {address} cannot be reached: {unreachable(error)}.") from None
     except httpx.HTTPStatusError as error:
-        said = FlowerError.from_json(error.response.text)
-        why = str(said.public_details or said.message) if said else error.response.text[:200]
+        answer = FlowerError.from_json(error.response.text)
+        why = str(answer.public_details or answer.message) if answer else error.response.text[:200]
         raise PolyclinicError(f"The SuperLink at {address} refused: {why.rstrip('.')}.") from None
     except OSError as error:
         raise ConfigError(f"{ca} cannot be read: {error.strerror}.") from None
@@ -86,11 +86,11 @@ def revoke(client: Any, name: str) -> str:
     """End the registration of a node by its name; returns its id. Raises ConfigError for a name that no node has."""
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    known = _named(nodes(client))
-    if name not in known:
-        raise ConfigError(f"No node is named {name!r}; registered are {several(known) or 'none'}.")
-    client.UnregisterNode(UnregisterNodeRequest(node_id=int(known[name])))
-    return known[name]
+    ids_by_name = _named(nodes(client))
+    if name not in ids_by_name:
+        raise ConfigError(f"No node is named {name!r}; registered are {several(ids_by_name) or 'none'}.")
+    client.UnregisterNode(UnregisterNodeRequest(node_id=int(ids_by_name[name])))
+    return ids_by_name[name]
 
 
 def runs(client: Any) -> list[dict[str, Any]]:

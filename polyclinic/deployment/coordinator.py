@@ -99,14 +99,14 @@ class Coordinator:
     @property
     def settings(self) -> dict[str, str]:
         """The environment of its SuperLink and ServerApps; the gate's networks travel in it."""
-        told = {
+        variables = {
             "POLYCLINIC_CONTROL_FROM": " ".join(self.file.control_from),
             "POLYCLINIC_HOSPITALS": "real",
             "POLYCLINIC_STATE": str(self.folder / "state"),
             "POLYCLINIC_AT_ONCE": str(self.file.at_once),
             CERTIFICATES: os.pathsep.join(map(str, self.certificates)),
         }
-        return flower_settings(self.folder / "flwr") | told
+        return flower_settings(self.folder / "flwr") | variables
 
     @property
     def certificates(self) -> list[Path]:

@@ -63,7 +63,7 @@ def joined(host: str, port: int) -> str:
 
 def reached_here(listen: str) -> str:
     """The address by which a program of the same machine reaches a server that listens there."""
-    found = ipaddress.ip_address(listen)
-    if not found.is_unspecified:
+    address = ipaddress.ip_address(listen)
+    if not address.is_unspecified:
         return listen
-    return "127.0.0.1" if found.version == 4 else "::1"
+    return "127.0.0.1" if address.version == 4 else "::1"

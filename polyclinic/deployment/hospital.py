@@ -60,9 +60,9 @@ class HospitalNode:
         """Raises ConfigError when the folder holds no sound node.toml and hospital.toml with its policy."""
         missing = f"{folder} holds no {NODE}; `polyclinic hospital init` makes one."
         node = read_model(NodeFile, folder / NODE, "node's file", missing=missing)
-        found = cls(folder.resolve(), node, HospitalFile.read(folder / FILE))
-        Policy.build(found.hospital.policy, str(folder / FILE))
-        return found
+        hospital = cls(folder.resolve(), node, HospitalFile.read(folder / FILE))
+        Policy.build(hospital.hospital.policy, str(folder / FILE))
+        return hospital
 
     @property
     def policy(self) -> Policy:
@@ -90,13 +90,13 @@ class HospitalNode:
     @property
     def passwords(self) -> list[str]:
         """The records' password as it can be read now, for what must be hidden; none where it cannot."""
-        options, found = self.hospital.source, []
+        options, passwords = self.hospital.source, []
         if name := options.get("password-env"):
-            found.append(os.environ.get(name, ""))
+            passwords.append(os.environ.get(name, ""))
         if file := options.get("password-file"):
             with suppress(OSError, UnicodeDecodeError):
-                found.append((self.folder / file).read_text(encoding="utf-8").rstrip("\r\n"))
-        return [password for password in found if password]
+                passwords.append((self.folder / file).read_text(encoding="utf-8").rstrip("\r\n"))
+        return [password for password in passwords if password]
 
     def command(self) -> list[str]:
         """The SuperNode's arguments, with TLS, its key and its hospital.toml.

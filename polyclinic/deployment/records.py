@@ -37,8 +37,8 @@ def records_of(data: str, options: Mapping[str, str], schema: Path) -> Records:
 
 def described(records: Records, schema: Path) -> dict[str, Any]:
     """Exact counts of rows, patients and missing cells, for the hospital alone. Raises ConfigError or DataError."""
-    found = Schema.from_toml(schema)
-    return count_records(open_source(records.data, Path(), records.source, found), found, _shown(records.data))
+    parsed = Schema.from_toml(schema)
+    return count_records(open_source(records.data, Path(), records.source, parsed), parsed, _shown(records.data))
 
 
 def _place(data: str) -> tuple[str, str]:

@@ -173,17 +173,17 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
         if problems:
             raise DataError(f"{path.name} of the backup is damaged ({problems[0]}); take another backup.")
     write_file(home / NAME, newest, mode=SECRET)
-    found = read_journal(home)
-    if not found.intact:
+    history = read_journal(home)
+    if not history.intact:
         raise DataError(f"{journal or home / NAME}: a line of the journal was changed, taken out or put in.")
     brought = 0
-    for entry in found.entries:
+    for entry in history.entries:
         for name, charged in entry.get("charged", {}).items():
             brought += _take_up(home / name, Terms(*charged["terms"]), list(map(Row._make, charged["rows"])))
-    if found.entries and charges_since(home, found.entries[-1].get("ledgers", {}))[1]:
+    if history.entries and charges_since(home, history.entries[-1].get("ledgers", {}))[1]:
         raise DataError("The ledger in the backup is not the one of which the journal tells; take another backup.")
     denied = {
-        e["run"]: e for e in found.entries if e.get("kind") == "approval" and e["event"] in ("denied", "approved")
+        e["run"]: e for e in history.entries if e.get("kind") == "approval" and e["event"] in ("denied", "approved")
     }
     for run, entry in denied.items():
         if entry["event"] == "denied":

@@ -72,7 +72,7 @@ def submit(
         app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)))
         run = start_run(app, LINK, keys, environment)
-        said, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
+        reason, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
     try:
         with control(address or found.here, found.folder / "ca.crt") as client:
             result = _result(client, run, wait=stream and not abandoned) | {"out": out}
@@ -81,7 +81,7 @@ def submit(
                 f"The process that carried out run {run} has ended; Flower will notice within a minute."
             )
         if stream and result["status"] != "finished:completed":
-            why = said or result["details"] or "no details given"
+            why = reason or result["details"] or "no details given"
             if "No heartbeat" in result["details"]:
                 raise PolyclinicError(f"The process that carried out run {run} has ended: {why.rstrip('.')}.")
             raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
@@ -185,11 +185,11 @@ def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[st
         ["flwr", "run", str(app), link, "--run-config", overrides, "--format", "json", *options], env=environment,
         capture_output=True, text=True,
     )  # fmt: skip
-    said = _json(done.stdout)
-    if done.returncode != 0 or not said.get("run-id"):
-        why = said.get("error-message") or f"{done.stdout[-300:]}{done.stderr[-300:]}"
+    answer = _json(done.stdout)
+    if done.returncode != 0 or not answer.get("run-id"):
+        why = answer.get("error-message") or f"{done.stdout[-300:]}{done.stderr[-300:]}"
         raise PolyclinicError(f"Flower refused the run: {' '.join(str(why).split()).rstrip('.')}.")
-    return str(said["run-id"])
+    return str(answer["run-id"])
 
 
 def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[str], None]) -> tuple[str, bool]:
@@ -239,17 +239,17 @@ def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[
 
 def _result(client: Any, run: str, wait: bool) -> dict[str, Any]:
     while True:
-        found = next((one for one in runs(client) if one["run"] == run), None)
-        if found is None:
+        listed = next((entry for entry in runs(client) if entry["run"] == run), None)
+        if listed is None:
             raise PolyclinicError(f"The SuperLink does not list run {run}.")
-        if not wait or found["status"].startswith("finished"):
-            return found
+        if not wait or listed["status"].startswith("finished"):
+            return listed
         time.sleep(_POLL_SECONDS)
 
 
 def _json(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except json.JSONDecodeError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

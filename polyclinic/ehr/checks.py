@@ -21,12 +21,30 @@ _SHOWN_CATEGORIES = 8
 
 
 def require_columns(records: pd.DataFrame, columns: tuple[Column, ...], source: str) -> None:
-    """Raise DataError unless ``records`` has each of the columns exactly once."""
+    """Raise an error unless ``records`` has each of the columns exactly once.
+
+    Args:
+        records: The table.
+        columns: The schema's columns that it must have; a trajectory stands for one column each step.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: For columns that are missing or appear more than once.
+    """
     require_names(records.columns.tolist(), [name for column in columns for name in column.record_names], source)
 
 
 def require_names(present: Sequence[str], names: Sequence[str], source: str) -> None:
-    """Raise DataError unless each of the names is ``present`` exactly once."""
+    """Raise an error unless each of the names is ``present`` exactly once.
+
+    Args:
+        present: The names in a table's header.
+        names: The names that it must have.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: For names that are missing or appear more than once.
+    """
     # The header is not quoted: in a file without one its place is taken by a patient's row.
     problems = []
     counts = Counter(present)
@@ -76,10 +94,17 @@ def _parsed(values: pd.Series, column: Column) -> tuple[Floats, Bools]:
 
 
 def numbers(values: pd.Series, column: Column, source: str) -> Floats:
-    """(rows,) floats of a continuous, integer or trajectory column (missing: NaN), or 0/1 of a plain binary one.
+    """Return (rows,) floats of a continuous, integer or trajectory column (missing: NaN), or 0/1 of a plain binary one.
 
-    A column with ``clip`` takes a cell beyond its bounds for the nearer bound. Raises DataError on text, infinite,
-    out-of-bounds, fractional (integer) or missing (not nullable) cells.
+    A column with ``clip`` takes a cell beyond its bounds for the nearer bound.
+
+    Args:
+        values: (rows,) cells, named as the column.
+        column: The column of the schema.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: On text, infinite, out-of-bounds, fractional (integer) or missing (not nullable) cells.
     """
     name = str(values.name)
     out, missing = _parsed(values, column)
@@ -113,9 +138,15 @@ def texts(values: pd.Series) -> list[str]:
 
 
 def codes(values: pd.Series, column: Column, source: str) -> Ints:
-    """(rows,) indices into the column's categories, -1 where missing; an unknown category is the column's ``other``.
+    """Return (rows,) indices into the column's categories, -1 where missing; an unknown category is the column's ``other``.
 
-    Raises DataError on an unknown category where there is no ``other``.
+    Args:
+        values: (rows,) cells, named as the column.
+        column: The column of the schema, with categories.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: On an unknown category where there is no ``other``, and on a missing cell that is not nullable.
     """
     name = str(values.name)
     lookup = {category: index for index, category in enumerate(column.categories)}
@@ -131,9 +162,17 @@ def codes(values: pd.Series, column: Column, source: str) -> Ints:
 
 
 def code_sets(values: pd.Series, column: Column, source: str) -> Floats:
-    """(rows, vocabulary) 0/1 of ';'-separated codes; an empty cell is the empty set, so nothing is ever missing.
+    """Return (rows, vocabulary) 0/1 of ';'-separated codes; an empty cell is the empty set, so nothing is ever missing.
 
-    An unknown code is the column's ``other``; raises DataError where there is none.
+    An unknown code is the column's ``other``.
+
+    Args:
+        values: (rows,) cells, named as the column.
+        column: The code_set of the schema, whose categories are the vocabulary.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: On an unknown code where there is no ``other``.
     """
     name = str(values.name)
     lookup = {code: index for index, code in enumerate(column.categories)}
@@ -157,7 +196,16 @@ def identifiers(values: pd.Series, source: str) -> list[str]:
 
 
 def class_numbers(records: pd.DataFrame, column: Column, source: str) -> Ints:
-    """(rows,) class numbers 0..K-1 of a label column; raises DataError on a missing or unknown label."""
+    """Return the (rows,) class numbers 0..K-1 of a label column.
+
+    Args:
+        records: The table, which has the label column.
+        column: The label column of the schema.
+        source: The table's name in the message.
+
+    Raises:
+        DataError: On a missing or unknown label.
+    """
     values = records[column.name]
     if column.categories:
         return codes(values, column, source)

@@ -94,9 +94,16 @@ class Cohort:
     def build(
         cls, steps: Sequence[Step], source: str, columns: Collection[str] | None = None, index: str = ""
     ) -> Cohort:
-        """columns: those that steps may name, None for any. index: by what ``one-each`` goes where a step does not say.
+        """Check the steps of a cohort, read their conditions and return the cohort.
 
-        Raises ConfigError naming ``source`` and the step.
+        Args:
+            steps: The rules of inclusion, in order, with distinct names.
+            source: The file or argument that messages name.
+            columns: Those that steps may name, None for any.
+            index: The column by which ``one-each`` goes where a step does not say.
+
+        Raises:
+            ConfigError: Naming ``source`` and the step.
         """
         done, conditions = list[Step](), list[Expression | None]()
         for step in steps:
@@ -134,10 +141,19 @@ class Cohort:
     def select(
         self, frames: Iterable[pd.DataFrame], patient: str | None, source: str, begin: str = "records"
     ) -> tuple[Iterator[pd.DataFrame], Callable[[], Flow]]:
-        """The rows of the cohort, and a function that gives its flow once all of them were taken.
+        """Return the rows of the cohort, and a function that gives its flow once all of them were taken.
 
-        patient: the column that names the patient; None where each row is one. Frames are passed on one by one but for
-        ``one-each``, which needs all rows that are left in memory. Raises DataError naming source, step and column.
+        Frames are passed on one by one but for ``one-each``, which needs all rows that are left in memory.
+
+        Args:
+            frames: The table, in parts.
+            patient: The column that names the patient; None where each row is one.
+            source: The table's name in messages.
+            begin: The name of the flow's first stage, before any step.
+
+        Raises:
+            DataError: Naming source, step and column.
+            ConfigError: For a ``one-each`` step where ``patient`` is None.
         """
         tallies = [_Tally(begin), *(_Tally(step.name) for step in self.steps)]
         rows = tallies[0].counted(_identified(frames, patient, source))

@@ -33,9 +33,16 @@ class Encoded:
 
 
 def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> Encoded:
-    """The features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
+    """Return the features (and the label, if present) of ``records`` as arrays, columns in the order of ``feature_names``.
 
-    Raises CellsRefused, naming ``source``, columns and data rows, for the cells that the schema does not allow.
+    Args:
+        records: The table, one row for each record.
+        schema: The schema by which it is encoded.
+        source: The table's name in messages.
+
+    Raises:
+        CellsRefused: Naming ``source``, columns and data rows, for the cells that the schema does not allow.
+        DataError: For columns that are missing or appear more than once.
     """
     require_columns(records, schema.features, source)
     blocks = all_or_faults(partial(_encode_column, records, column, source) for column in schema.features)
@@ -45,10 +52,19 @@ def encode(records: pd.DataFrame, schema: Schema, source: str = "records") -> En
 
 
 def encode_labels(records: pd.DataFrame, schema: Schema, source: str = "records") -> Labels:
-    """The labels of ``records``: (rows,) int64 class numbers; (rows,) float64 in the label's unit; (rows, codes) float64 0/1 of a
-    code_set; or (rows, columns) float64 of several label columns.
+    """Return the labels of ``records`` as an array.
 
-    Raises DataError, naming ``source``, column and data row, for a label that is missing or not allowed.
+    Args:
+        records: The table, which has the schema's label columns.
+        schema: The schema by which it is encoded.
+        source: The table's name in messages.
+
+    Returns:
+        (rows,) int64 class numbers; (rows,) float64 in the label's unit; (rows, codes) float64 0/1 of a code_set; or
+        (rows, columns) float64 of several label columns.
+
+    Raises:
+        DataError: Naming ``source``, column and data row, for a label that is missing or not allowed.
     """
     parts = all_or_faults(partial(_label, records, column, source) for column in schema.labels)
     return parts[0] if len(parts) == 1 else np.stack([part.astype(np.float64) for part in parts], axis=1)
@@ -177,9 +193,15 @@ def decode(encoded_x: Floats, schema: Schema) -> pd.DataFrame:
 
 
 def column_values(encoded_x: Floats, schema: Schema, name: str) -> Floats:
-    """(rows,) cells of one feature column as numbers in its unit, or as numbers of its categories; NaN where missing.
+    """Return (rows,) cells of one feature column as numbers in its unit, or as numbers of its categories; NaN where missing.
 
-    Raises DataError unless ``name`` is a feature column that has one cell in a row.
+    Args:
+        encoded_x: (rows, features) encoded records.
+        schema: The schema by which they were encoded.
+        name: The feature column.
+
+    Raises:
+        DataError: Unless ``name`` is a feature column that has one cell in a row.
     """
     if any(column.name == name and column.kind in ("code_set", "trajectory") for column in schema.features):
         raise DataError(f"Schema {schema.name!r} has no feature column {name!r} with one cell in a row.")
@@ -187,9 +209,17 @@ def column_values(encoded_x: Floats, schema: Schema, name: str) -> Floats:
 
 
 def column_cells(encoded_x: Floats, schema: Schema, name: str) -> Floats:
-    """(rows, cells) of a feature column, as ``column_values``: one cell, a trajectory's steps, or 0 or 1 for each code.
+    """Return (rows, cells) of a feature column: one cell, a trajectory's steps, or 0 or 1 for each code.
 
-    Raises DataError unless ``name`` is a feature column.
+    Numbers are as in ``column_values``.
+
+    Args:
+        encoded_x: (rows, features) encoded records.
+        schema: The schema by which they were encoded.
+        name: The feature column.
+
+    Raises:
+        DataError: Unless ``name`` is a feature column.
     """
     for column, at in feature_slices(schema):
         if column.name == name:

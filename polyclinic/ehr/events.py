@@ -29,14 +29,20 @@ _NUMERIC = ("mean", "min", "max", "sum")
 class Measure:
     """One column of the result: which events of a patient count, and what is taken of them.
 
-    codes: those that count, a trailing ``*`` standing for any ending; none takes all. start, end: hours from the row's
-    index, from ``start`` to before ``end``. take: "first" or "last" (by time, else by order; ``position`` 1 is the one
-    next to it), "mean", "min", "max", "sum" of numbers; "count"; "any" (1 or 0); "codes" (the set, separated by ';',
-    cut to ``characters`` where that is not 0); "years" from the value, a date, to the index, whole ones.
-    units: for each unit that may stand beside a value, (factor, offset) to the column's own; none takes values as they
-    are. values: texts and what they are read as. within: numbers outside are artefacts and do not count.
-    limits: "<0.4" is read as 0.4.
-    default: what a patient without such an event gets, if not a missing cell.
+    Args:
+        name: The column's name.
+        take: "first" or "last" (by time, else by order); "mean", "min", "max" or "sum" of numbers; "count"; "any" (1 or
+            0). "codes" is the set, separated by ';'. "years" are whole ones, from the value, a date, to the index.
+        codes: Those that count, a trailing ``*`` standing for any ending; none takes all.
+        start, end: Hours from the row's index, from ``start`` to before ``end``.
+        position: With "first" and "last", 1 is the event next to it.
+        characters: Where not 0, "codes" cuts each code to this length.
+        units: For each unit that may stand beside a value, (factor, offset) to the column's own. None takes values as
+            they are.
+        values: Texts and what they are read as.
+        within: Numbers outside are artefacts and do not count.
+        limits: "<0.4" is read as 0.4.
+        default: What a patient without such an event gets, if not a missing cell.
     """
 
     name: str
@@ -59,9 +65,13 @@ class Measure:
 
 
 def steps(measure: Measure, count: int, hours: float) -> tuple[Measure, ...]:
-    """The measures of a trajectory ``name_00``, ``name_01``, ...: one for each ``hours`` from the measure's start.
+    """Return the measures of a trajectory ``name_00``, ``name_01``, ..., one for each step.
 
-    With ``hours`` 0 they are its first (or last) ``count`` events instead.
+    Args:
+        measure: The measure of which each step takes a part.
+        count: The number of steps.
+        hours: The length of a step, from the measure's start. With 0 the steps are the first (or last) ``count`` events
+            instead.
     """
     named = [replace(measure, name=f"{measure.name}_{step:02d}") for step in range(count)]
     if not hours:
@@ -76,12 +86,20 @@ def steps(measure: Measure, count: int, hours: float) -> tuple[Measure, ...]:
 def one_row_each(
     patients: pd.DataFrame, events: pd.DataFrame, measures: Sequence[Measure], source: str = "events"
 ) -> pd.DataFrame:
-    """A row for each of ``patients``, in their order, with a column for each measure.
+    """Return a row for each of ``patients``, in their order, with a column for each measure.
 
-    patients: ``patient`` (distinct texts; a stay's key where a row is a stay) and, where a measure needs it, ``index``.
-    events: ``patient`` and, as far as measures need them, ``time``, ``code`` (text), ``value``, ``unit`` (text), and
-    ``event``: rows with the same one are one event under several codes. ``index`` and ``time`` are both datetime64, or
-    both hours. Events of others are passed over. Raises DataError naming ``source`` and column, never a value.
+    ``index`` and ``time`` are both datetime64, or both hours. Events of others are passed over.
+
+    Args:
+        patients: ``patient`` (distinct texts; a stay's key where a row is a stay) and, where a measure needs it,
+            ``index``.
+        events: ``patient`` and, as far as measures need them, ``time``, ``code`` (text), ``value``, ``unit`` (text),
+            and ``event``: rows with the same one are one event under several codes.
+        measures: The columns of the result.
+        source: The events' name in messages.
+
+    Raises:
+        DataError: Naming ``source`` and column, never a value.
     """
     number = pd.Index(patients["patient"]).get_indexer(pd.Index(events["patient"]))
     own_events, row = events[number >= 0], number[number >= 0]

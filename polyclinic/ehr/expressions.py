@@ -1,8 +1,12 @@
 """Conditions over the columns of a table, as a person writes them: ``age >= 18 and not missing(sbp)``.
 
-Python's grammar, of which only this is allowed: comparisons (also chained), ``in`` and ``not in`` a list, ``and``, ``or``,
-``not``, ``+ - * /``, numbers, texts, names of columns and the functions of ``FUNCTIONS``. Nothing is ever run as Python,
-every part is checked when the text is read, and no cell of a table is ever quoted.
+The grammar is Python's, of which only this is allowed:
+
+- comparisons (also chained), and ``in`` and ``not in`` a list;
+- ``and``, ``or``, ``not`` and ``+ - * /``;
+- numbers, texts, names of columns and the functions of ``FUNCTIONS``.
+
+Nothing is ever run as Python, every part is checked when the text is read, and no cell of a table is ever quoted.
 """
 
 from __future__ import annotations
@@ -42,8 +46,11 @@ _DAY = np.timedelta64(1, "D")
 class Expression:
     """A condition that was read and checked, by ``parse``.
 
-    names: the columns that it reads. reads: as what, each "number", "text", "date" or "set of codes"; ``holds`` never raises
-    where every cell can be read so. compared: numbers and texts that a column is compared with, or is to be among.
+    Attributes:
+        names: The columns that it reads.
+        reads: As what, each "number", "text", "date" or "set of codes". ``holds`` never raises where every cell can be
+            read so.
+        compared: Numbers and texts that a column is compared with, or is to be among.
     """
 
     text: str
@@ -53,20 +60,29 @@ class Expression:
     compared: frozenset[tuple[str, str | float]]
 
     def holds(self, table: pd.DataFrame) -> Bools:
-        """(rows,) where the condition is true.
+        """Return (rows,) where the condition is true.
 
-        A comparison with a missing cell, or with a number that cannot be had (a division by 0), is false, also one by
-        ``!=`` or ``not in``; ``not`` makes it true, since every condition is either true or false. Cells are numbers
-        against a number, under arithmetic, and where two columns are compared by ``< <= > >=``; dates by these against a
-        text; else texts. Raises DataError, naming the column, where a cell that must be a number or a date is none.
+        A comparison with a missing cell is false, also one by ``!=`` or ``not in``. So is one with a number that is not
+        defined (a division by 0). ``not`` makes it true, since every condition is either true or false. Cells are
+        numbers against a number, under arithmetic, and where two columns are compared by ``< <= > >=``. Against a text
+        they are dates by these comparisons, else texts.
+
+        Raises:
+            DataError: Naming the column, where a cell that must be a number or a date is none.
         """
         return self.condition(table)
 
 
 def parse(text: str, columns: Collection[str] | None = None, what: str = "expression") -> Expression:
-    """The condition that ``text`` states over ``columns``, or over any columns where that is None.
+    """Return the condition that ``text`` states.
 
-    Raises ConfigError, in one sentence that begins with ``what``, for all that is not allowed.
+    Args:
+        text: The condition, as in ``age >= 18 and sex == 'F'``.
+        columns: The columns that it may name; None means any.
+        what: What the message begins with.
+
+    Raises:
+        ConfigError: In one sentence that begins with ``what``, for all that is not allowed.
     """
     if len(text) > LONGEST:
         raise ConfigError(f"{what} has {len(text):,} characters; it may have {LONGEST:,}.")

@@ -1,8 +1,8 @@
 """Values in place of missing cells of encoded records.
 
-Constants, indicators and an ``Imputer`` look at a patient's own row and at public or paid numbers alone, so that they keep
-what is promised of one patient. ``chained`` is fitted to the rows it is given: one patient's cells then depend on others', and
-models trained on them have no epsilon.
+Constants, indicators and an ``Imputer`` look at a patient's own row and at public or paid numbers alone. They therefore
+keep what is promised of one patient. The function ``chained`` is fitted to the rows it is given: one patient's cells
+then depend on others', and models trained on them have no epsilon.
 """
 
 from __future__ import annotations
@@ -70,9 +70,14 @@ def constants(x: Floats, schema: Schema) -> Floats:
 class Imputer:
     """Chained equations whose regressions follow from one mean and covariance of the encoded features.
 
-    features: their names. mean: (F,); covariance: (F, F), positive definite. Where every feature is regressed on all others
-    with these moments, chained equations end at the conditional mean of the missing entries given the observed ones, which is
-    computed directly; with noise, at draws from their conditional normal distribution (van Buuren 2018, Section 4.5).
+    Where every feature is regressed on all others with these moments, chained equations end at the conditional mean. It
+    is that of the missing entries given the observed ones, and is computed directly. With noise they end at draws from
+    their conditional normal distribution (van Buuren 2018, Section 4.5).
+
+    Args:
+        features: Their names.
+        mean: (F,).
+        covariance: (F, F), positive definite.
     """
 
     features: tuple[str, ...]
@@ -96,10 +101,15 @@ class Imputer:
             )
 
     def fill(self, x: Floats, schema: Schema, rng: np.random.Generator | None = None) -> Floats:
-        """The rows with missing entries at their conditional mean, or with ``rng`` at a draw; within the encoding's range.
+        """Return the rows with missing entries at their conditional mean, or at a draw, within the encoding's range.
 
-        A row's result is a function of that row and this imputer alone. A one-hot's entries become shares that add up to one
-        where they are means, and one category where they are drawn.
+        A row's result is a function of that row and this imputer alone. A one-hot's entries become shares that add up
+        to one where they are means, and one category where they are drawn.
+
+        Args:
+            x: (rows, F) encoded records.
+            schema: The schema by which they were encoded.
+            rng: Draws the entries; None takes their means.
         """
         gone, out = missing(x, schema), np.array(x, dtype=np.float64)
         patterns, which = np.unique(gone, axis=0, return_inverse=True)
@@ -145,7 +155,16 @@ class Imputer:
 
     @classmethod
     def checked(cls, features: tuple[str, ...], mean: Floats, covariance: Floats) -> Imputer:
-        """Raises ValueError unless the moments are finite, of the features' number, and positive definite."""
+        """Return an imputer of these moments after checking them.
+
+        Args:
+            features: The features' names.
+            mean: (F,) of the encoded features.
+            covariance: (F, F) of the encoded features.
+
+        Raises:
+            ValueError: Unless the moments are finite, of the features' number, and positive definite.
+        """
         size = len(features)
         if mean.shape != (size,) or covariance.shape != (size, size):
             raise ValueError(f"mean and covariance must be of {size} features.")
@@ -182,11 +201,27 @@ def chained(
     draws: int = 0,
     iterations: int = 10,
 ) -> list[Floats]:
-    """MICE inside one hospital: ``fitted_to`` and each of ``applied_to`` with missing cells filled by chained regressions.
+    """Fill missing cells by chained regressions inside one hospital (MICE).
 
-    draws: 0 fills means; m gives m sets of ``fitted_to`` with draws from the posterior instead (Bayesian ridge regression,
-    scikit-learn's IterativeImputer; van Buuren and Groothuis-Oudshoorn 2011), whose analyses ``synthesis.combining`` joins. Not
-    for training under privacy: one patient's filled cells depend on the others'.
+    Not for training under privacy: one patient's filled cells depend on the others'.
+
+    Args:
+        fitted_to: (rows, features) encoded records to which the regressions are fitted.
+        schema: The schema by which they were encoded.
+        seed: Of the imputer; each further draw adds 1.
+        applied_to: Other encoded records to fill, empty with draws.
+        draws: 0 fills means. m gives m sets of ``fitted_to`` with draws from the posterior instead, whose analyses
+            ``synthesis.combining`` joins.
+        iterations: The most rounds over all features.
+
+    Returns:
+        The filled ``fitted_to`` and each of ``applied_to``; with draws the m sets of ``fitted_to``.
+
+    Raises:
+        ValueError: For draws together with ``applied_to``.
+
+    The regressions are Bayesian ridge regressions in scikit-learn's IterativeImputer (van Buuren and
+    Groothuis-Oudshoorn 2011).
     """
     from sklearn.experimental import enable_iterative_imputer  # noqa: F401 - it makes the next line possible
     from sklearn.impute import IterativeImputer

@@ -94,12 +94,23 @@ def check_columns(schema: Schema, names: tuple[str, ...]) -> None:
 
 
 def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tuple[Schema, dict[str, dict[str, Any]]]:
-    """The schema with what ``counted`` says of its columns, and for each of those what was found.
+    """Return the schema with what ``counted`` says of its columns, and for each of those what changed.
 
-    A numeric column gets the bounds of its quantiles (and ``clip``), centre, spread and fill; a categorical one or a code
-    set the categories that enough patients have, the rest as ``other``; every column a fill, its mean or commonest
-    category. A column with too much missing gets the role "ignore". Where the counts are too uncertain to tell, the
-    draft's value stays. Raises DataError when no feature is left.
+    A numeric column gets the bounds of its quantiles (and ``clip``), centre, spread and fill. A categorical one or a
+    code set gets the categories that enough patients have, the rest as ``other``. Every column gets a fill, its mean or
+    commonest category. A column with too much missing gets the role "ignore". Where the counts are too uncertain to
+    tell, the draft's value stays.
+
+    Args:
+        schema: The draft.
+        counted: By column, the counts of its cells and their error.
+        rules: How counts become bounds, categories and roles.
+
+    Returns:
+        The better schema, and by column the share ``missing``, whether it was ``dropped``, and the fields that changed.
+
+    Raises:
+        DataError: When no feature is left.
     """
     columns: list[Column] = []
     reports: dict[str, dict[str, Any]] = {}
@@ -193,8 +204,9 @@ def _drawn(value: float, error: float, usual: float, spread: float) -> float:
 def _inside(patients: Floats, error: float, cells: int, shares: tuple[float, float], most: float) -> slice:
     """The cells between the quantiles that leave ``shares`` of the patients below and above, as far as that is sure.
 
-    What lies outside on either side has surely at most half of ``most`` of all patients, or the share asked for where that
-    is more: its share's estimate and ``_SURE`` standard errors. ``error``: as in ``Counted``; ``cells``: with the missing one.
+    What lies outside on either side has surely at most half of ``most`` of all patients, or the share asked for where
+    that is more. Surely means its share's estimate and ``_SURE`` standard errors. ``error``: as in ``Counted``;
+    ``cells``: with the missing one.
     """
     number, limits = len(patients), [max(share, most / 2) for share in shares]
     begin = _last(patients, *_outside(number, cells, False, limits[0]), error, shares[0], limits[0])
@@ -215,8 +227,10 @@ def _last(
 
 @lru_cache(maxsize=32)
 def _outside(number: int, cells: int, above: bool, most: float) -> tuple[Floats, Floats, Floats]:
-    """(number, number) whose row k is 1 in the k outermost cells; for an ``error`` of 1 the standard errors of what they hold
-    beyond ``most`` of all patients, and of what they hold.
+    """(number, number) whose row k is 1 in the k outermost cells, with two standard errors for an ``error`` of 1.
+
+    The first is that of the patients in these cells beyond ``most`` of all patients, the second that of the patients in
+    them.
     """
     outside = np.tri(number, k=-1)[:, :: -1 if above else 1]
     missing = np.zeros((number, cells - number))

@@ -58,7 +58,13 @@ def kept_rules(rules: Sequence[str], columns: Sequence[Column]) -> tuple[str, ..
 
 
 def violations(records: pd.DataFrame, rules: Sequence[str], columns: Sequence[Column]) -> tuple[Violations, ...]:
-    """Each rule's violations among ``records``, which have the features and the label among ``columns``."""
+    """Return each rule's violations among ``records``.
+
+    Args:
+        records: The table, which has the features and the label among ``columns``.
+        rules: Conditions that each record should meet.
+        columns: The columns of the schema.
+    """
     return tuple(_violations(records, rule, columns) for rule in rules)
 
 

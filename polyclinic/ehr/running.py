@@ -1,9 +1,9 @@
 """Counts of ordered cells under noise that stays small in sums over many cells, as quantiles and bounds need them.
 
-Before noise is added, cells are mixed by a public lower triangular matrix C; afterwards they are unmixed. C is the square
-root of the matrix of ones that adds cells up (rounded to a grid), so that the error of a running sum grows with the logarithm
-of the number of cells, where independent noise in each would grow with its square root (Fichtenberger, Henzinger and
-Upadhyay 2023). All of it is public; no record is looked at here.
+Before noise is added, cells are mixed by a public lower triangular matrix C; afterwards they are unmixed. C is the
+square root of the matrix of ones that adds cells up (rounded to a grid). The error of a running sum therefore grows
+with the logarithm of the number of cells. Independent noise in each would grow with its square root (Fichtenberger,
+Henzinger and Upadhyay 2023). All of it is public; no record is looked at here.
 """
 
 from __future__ import annotations

@@ -45,19 +45,28 @@ BEFORE_LATEST = "before latest"
 class Column(Declared):
     """One column of a schema; raises DataError if bounds or categories do not suit its kind.
 
-    bounds: public (low, high) of continuous, integer and trajectory columns, in ``unit``.
-    categories: public values of categorical, ordinal (in order) and code_set (the vocabulary) columns; for a binary
-    column optionally the names of 0 and 1. Identifier columns (patient_id, site, time, ignore) need neither.
-    role: ``duration`` is a number of the time until an event or until a patient was last seen, and ``event`` whether that was the
-    event; together they are the label. ``time`` is the date of a row, by which patients may be split.
-    drop_first: the one-hot encoding leaves the first category out.
-    steps: a trajectory ``name`` is read from the columns ``name_00``, ``name_01``, ... one for each step.
-    clip: a number beyond the bounds is moved to the nearer one instead of being refused. other: the category, one of
-    ``categories``, of every value that is not among them; a column with no other category is open (``is_open``).
-    whole: the cells of a trajectory are whole numbers, and decode to such.
-    fill: a public value, in ``unit`` or a category, that imputation by constants puts in place of a missing cell.
-    indicator: beside each cell that may be missing (NaN) a 0/1 feature says whether it is.
-    centre, spread: public or paid mean and standard deviation of the cells in ``unit``, which standardise the column.
+    Args:
+        name: The column's name in the records.
+        role: A ``duration`` is a number of the time until an event or until a patient was last seen. An ``event`` is
+            whether that was the event; together they are the label. A ``time`` is the date of a row, by which patients
+            may be split.
+        unit: The unit of the cells.
+        bounds: Public (low, high) of continuous, integer and trajectory columns, in ``unit``.
+        categories: Public values of categorical, ordinal (in order) and code_set (the vocabulary) columns. For a binary
+            column optionally the names of 0 and 1. Identifier columns (patient_id, site, time, ignore) need neither
+            these nor bounds.
+        nullable: Whether a cell may be missing.
+        drop_first: The one-hot encoding leaves the first category out.
+        steps: A trajectory ``name`` is read from the columns ``name_00``, ``name_01``, ... one for each step.
+        whole: The cells of a trajectory are whole numbers, and decode to such.
+        clip: A number beyond the bounds is moved to the nearer one instead of being refused.
+        other: The category, one of ``categories``, of every value that is not among them. A column with no other
+            category is open (``is_open``).
+        fill: A public value, in ``unit`` or a category, that imputation by constants puts in place of a missing cell.
+        indicator: Beside each cell that may be missing (NaN) a 0/1 feature says whether it is.
+        centre, spread: Public or paid mean and standard deviation of the cells in ``unit``, which standardise the
+            column.
+        description: A sentence for readers.
     """
 
     name: str
@@ -174,11 +183,17 @@ class Column(Declared):
 class Schema(Declared):
     """The columns of a table of records and the unit of privacy.
 
-    unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a unit).
-    rules: conditions that no record should break, as ``dbp < sbp`` (``polyclinic.ehr.rules``). They refuse nothing: how often
-    they are broken is counted where synthetic records are judged.
-    Raises DataError unless rules can be read, there is a label (or several binary ones, or a time and an event), at most one
-    patient_id and site, and column names are unique.
+    Args:
+        name: The schema's name.
+        columns: With unique names; one label (or several binary ones, or a time and an event), at most one patient_id
+            and site.
+        unit: "patient" (needs a patient_id column: all rows of a patient are one unit) or "record" (each row is a
+            unit).
+        rules: Conditions that no record should break, as ``dbp < sbp`` (``polyclinic.ehr.rules``). They refuse nothing:
+            how often they are broken is counted where synthetic records are judged.
+
+    Raises:
+        DataError: Unless the columns are as above and the rules can be read.
     """
 
     name: str

@@ -60,10 +60,14 @@ class Rows:
 class Shard:
     """A hospital's encoded records.
 
-    x: (rows, features) float64, may hold NaN. y: (rows,) int64 class numbers; of a label without classes float64, (rows,) in its
-    unit or (rows, columns) (``encoding.encode_labels``). patient: (rows,) int64 in 0..patients-1,
-    numbered by first appearance (one number a row where the schema's unit is "record"). is_test: (patients,) bool.
-    cells: of columns whose vocabulary is still open, each row's text ("" where missing); (rows,) object.
+    Attributes:
+        x: (rows, features) float64, may hold NaN.
+        y: (rows,) int64 class numbers; of a label without classes float64, (rows,) in its unit or (rows, columns)
+            (``encoding.encode_labels``).
+        patient: (rows,) int64 in 0..patients-1, numbered by first appearance (one number a row where the schema's unit
+            is "record").
+        is_test: (patients,) bool.
+        cells: Of columns whose vocabulary is still open, each row's text ("" where missing); (rows,) object.
     """
 
     site: str
@@ -124,7 +128,16 @@ class Shard:
 
 
 def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]:
-    """Each row's patient id as text; the row's number (from 1) if the schema has no patient_id column."""
+    """Return each row's patient id as text; the row's number (from 1) if the schema has no patient_id column.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        source: The table's name in messages.
+
+    Raises:
+        DataError: Where the patient_id column or a cell of it is missing.
+    """
     if schema.patient_id is None:
         return [str(row + 1) for row in range(len(records))]
     require_columns(records, (schema.patient_id,), source)
@@ -135,8 +148,11 @@ def patient_ids(records: pd.DataFrame, schema: Schema, source: str) -> list[str]
 class Checked:
     """Records that fit a schema: x and y as in a Shard, and ids (rows,), each row's patient as text.
 
-    ids is None where the schema has no patient_id column: each row is then a patient. cells: as in a Shard. times: (rows,) the
-    cells of each column with role "time", by which patients may be split.
+    Attributes:
+        x, y: As in a Shard.
+        ids: None where the schema has no patient_id column: each row is then a patient.
+        cells: As in a Shard.
+        times: (rows,) the cells of each column with role "time", by which patients may be split.
     """
 
     x: Floats
@@ -158,9 +174,15 @@ class Checked:
         return self.ids
 
     def test_rows(self, split: Split, schema: Schema, source: str) -> Bools:
-        """(rows,) True for the rows of patients whom the split holds out.
+        """Return (rows,) True for the rows of patients whom the split holds out.
 
-        Raises ConfigError where its column is lacking, and where one record could move others, each a unit of its own.
+        Args:
+            split: The rule by which patients are held out.
+            schema: The schema of the records.
+            source: The table's name in messages.
+
+        Raises:
+            ConfigError: Where its column is lacking, and where one record could move others, each a unit of its own.
         """
         if split.time and schema.unit == "record" and self.ids is not None:
             raise ConfigError(
@@ -176,7 +198,16 @@ class Checked:
 
 
 def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked:
-    """The records, encoded. Raises DataError, with the row but never the cell, where the schema does not allow them."""
+    """Return the records, encoded, after checking them against the schema.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema that they must fit.
+        source: The table's name in messages.
+
+    Raises:
+        DataError: With the row but never the cell, where the schema does not allow the records.
+    """
     require_columns(records, tuple(c for c in (*schema.features, *schema.labels, schema.patient_id) if c), source)
     if records.empty:
         raise DataError(f"{source}: there are no records; give a file with at least one row under its header.")
@@ -190,11 +221,19 @@ def check_records(records: pd.DataFrame, schema: Schema, source: str) -> Checked
 
 
 def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: Counter[str] | None = None) -> Checked:
-    """``check_records`` of records that come in chunks; only a chunk and the encoded rows are in memory at once.
+    """Return ``check_records`` of records that come in chunks; only a chunk and the encoded rows are in memory at once.
 
-    missing: counts the missing cells of each column.
-    The result equals, bit for bit, that of all rows read at once. Raises CellsRefused with the faults of all chunks, which names
-    rows within their files.
+    The result equals, bit for bit, that of all rows read at once.
+
+    Args:
+        chunks: The records in parts, each with its place in the source.
+        schema: The schema that they must fit.
+        source: The source's name in messages.
+        missing: Counts the missing cells of each column; None counts nothing.
+
+    Raises:
+        CellsRefused: With the faults of all chunks, naming rows within their files.
+        DataError: Where there are no records.
     """
 
     def checked(chunk: Chunk) -> Checked:
@@ -226,9 +265,17 @@ def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: 
 
 
 def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[str, Any]:
-    """Checks records as ``check_chunks`` does, and counts {"rows", "patients", "missing": {column: cells}}.
+    """Check records as ``check_chunks`` does, and return {"rows", "patients", "missing": {column: cells}}.
 
-    The counts are exact and not private. Raises DataError as ``check_chunks`` does.
+    The counts are exact and not private.
+
+    Args:
+        chunks: The records in parts, each with its place in the source.
+        schema: The schema that they must fit.
+        source: The source's name in messages.
+
+    Raises:
+        DataError: As ``check_chunks`` does.
     """
     missing: Counter[str] = Counter()
     checked = check_chunks(chunks, schema, source, missing)
@@ -238,16 +285,37 @@ def count_records(chunks: Iterable[Chunk], schema: Schema, source: str) -> dict[
 def read_shard(
     chunks: Iterable[Chunk], schema: Schema, site: str, source: str | None = None, split: Split = OWN_SPLIT
 ) -> Shard:
-    """``shard_of`` records that come in chunks. Raises DataError also for records that the schema does not allow."""
+    """Return ``shard_of`` records that come in chunks.
+
+    Args:
+        chunks: The records in parts, each with its place in the source.
+        schema: The schema that they must fit.
+        site: The hospital's name.
+        source: The source's name in messages (the site's name if None).
+        split: The rule by which patients are held out.
+
+    Raises:
+        DataError: As ``shard_of``, and for records that the schema does not allow.
+        ConfigError: Where the records lack the split's column.
+    """
     source = site if source is None else source
     return shard_of(check_chunks(chunks, schema, source), schema, site, source, split)
 
 
 def shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Split = OWN_SPLIT) -> Shard:
-    """A hospital's shard of records that were checked before, as the split divides its patients.
+    """Return a hospital's shard of records that were checked before, as the split divides its patients.
 
-    Raises DataError as ``split_shard`` for the hospital's own split, and for no other: whether a side that a run chose is empty,
-    or lacks a class, must not be heard. Raises ConfigError where the records lack the split's column.
+    Args:
+        checked: The encoded records.
+        schema: The schema that they fit.
+        site: The hospital's name.
+        source: The source's name in messages.
+        split: The rule by which patients are held out.
+
+    Raises:
+        DataError: As ``split_shard`` for the hospital's own split, and for no other: whether a side that a run chose is
+            empty, or lacks a class, must not be heard.
+        ConfigError: Where the records lack the split's column.
     """
     test_rows = checked.test_rows(split, schema, source)
     if split == OWN_SPLIT:
@@ -264,15 +332,23 @@ def build_shard(
     split: Bools | None = None,
     allow_small: bool = False,
 ) -> Shard:
-    """The shard of ``site``: records checked against the schema, encoded and split by patient.
+    """Return the shard of ``site``: records checked against the schema, encoded and split by patient.
 
-    source: the file's name for error messages (the site's name if None). test_fraction: share of patients, by hash of
-    their ids, that is held out. split: (rows,) bool, True for test rows, instead of the hash. allow_small: accept
-    training rows that all have one label (a published split may leave a small hospital so; it still helps the others),
-    and a lone patient without anyone held out.
-    Raises DataError, with the row but never the cell, for records that the schema does not allow, for an empty shard,
-    for a side of the split without rows, for one class only among the training rows (unless allowed), and for a
-    patient on both sides; ConfigError if ``test_fraction`` is not between 0 and 1.
+    Args:
+        records: The table, one row for each record.
+        schema: The schema that they must fit.
+        site: The hospital's name.
+        source: The file's name for error messages (the site's name if None).
+        test_fraction: Share of patients, by hash of their ids, that is held out.
+        split: (rows,) bool, True for test rows, instead of the hash.
+        allow_small: Accept training rows that all have one label (a published split may leave a small hospital so; it
+            still helps the others). Accept also a lone patient without anyone held out.
+
+    Raises:
+        DataError: With the row but never the cell, for records that the schema does not allow.
+        DataError: For an empty shard, a side of the split without rows, and a patient on both sides.
+        DataError: For one class only among the training rows (unless allowed).
+        ConfigError: If ``test_fraction`` is not between 0 and 1.
     """
     source = site if source is None else source
     _check_fraction(test_fraction)
@@ -297,7 +373,19 @@ def _split_by_patient(
 def split_shard(
     checked: Checked, schema: Schema, site: str, source: str, test_rows: Bools, allow_small: bool = False
 ) -> Shard:
-    """``build_shard`` of records that were checked before. Raises DataError for a split that it would refuse."""
+    """Return ``build_shard`` of records that were checked before.
+
+    Args:
+        checked: The encoded records.
+        schema: The schema that they fit.
+        site: The hospital's name.
+        source: The source's name in messages.
+        test_rows: (rows,) True for the rows that are held out.
+        allow_small: As in ``build_shard``.
+
+    Raises:
+        DataError: For a split that ``build_shard`` would refuse.
+    """
     if test_rows.shape != (len(checked.y),):
         raise DataError(f"{source}: the split has shape {test_rows.shape}; it must have one entry for each row.")
     person = pd.factorize(checked.patients)[0].astype(np.int64)
@@ -311,10 +399,16 @@ def split_shard(
 
 
 def divided(checked: Checked, schema: Schema, site: str, test_rows: Bools, person: Ints | None = None) -> Shard:
-    """The shard with patients on the sides that ``test_rows`` says, even where a side is empty: so that what a hospital answers
-    does not tell how many patients there are.
+    """Return the shard with patients on the sides that ``test_rows`` says, even where a side is empty.
 
-    person: (rows,) the number of each row's patient, if it is known.
+    A hospital's answer therefore does not tell how many patients there are.
+
+    Args:
+        checked: The encoded records.
+        schema: The schema that they fit.
+        site: The hospital's name.
+        test_rows: (rows,) True for the rows that are held out.
+        person: (rows,) the number of each row's patient, or None if it is not known yet.
     """
     if person is None:
         person = pd.factorize(checked.patients)[0].astype(np.int64)

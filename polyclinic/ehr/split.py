@@ -28,7 +28,13 @@ def split_position(patient_id: str, salt: str = "polyclinic") -> float:
 
 
 def is_test_patient(patient_id: str, fraction: float, salt: str = "polyclinic") -> bool:
-    """Whether a patient belongs to the test side, which holds about ``fraction`` of all patients."""
+    """Return whether a patient belongs to the test side, which holds about ``fraction`` of all patients.
+
+    Args:
+        patient_id: The patient's id as text.
+        fraction: The held-out share of patients, from 0 to 1.
+        salt: Another one gives another split.
+    """
     return split_position(patient_id, salt) < fraction
 
 
@@ -40,9 +46,10 @@ class Split:
         fraction: Held-out share of patients, at least 0 and below 1.
         seed: Draws another split; empty is the split that all runs share unless they say otherwise.
         folds, fold: With at least 2 folds each patient is held out in exactly one of the folds 0 to ``folds - 1``.
-        time: ``COLUMN:MOMENT``, an ISO 8601 date or a number: patients with a record at or after the moment are held out, and
-            so are those with a record whose moment cannot be read. No record that is trained on is then from the future. A
-            patient is on one side as a whole, so that earlier records of a held-out patient are not trained on.
+        time: ``COLUMN:MOMENT``, an ISO 8601 date or a number. Patients with a record at or after the moment are held
+            out, and so are those with a record whose moment cannot be read. No record that is trained on is then from
+            the future. A patient is on one side as a whole, so that earlier records of a held-out patient are not
+            trained on.
 
     >>> [[patient for patient in "0123456789" if Split(folds=3, fold=fold).test_rows([patient])[0]] for fold in range(3)]
     [['5', '7', '8'], ['0', '2', '4'], ['1', '3', '6', '9']]

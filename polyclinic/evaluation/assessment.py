@@ -65,9 +65,14 @@ class Judged:
 def assess(
     sites: Mapping[str, Predictions], seed: int, column: str = "", groups: Sequence[str] = (), by: Judge = CLASSES
 ) -> dict[str, Any]:
-    """The key ``evaluation`` of a run's summary (docs/reference/json.md), of the predictions of each hospital by name.
+    """Return the key ``evaluation`` of a run's summary (docs/reference/json.md), from the predictions of each hospital.
 
-    column: what ``groups`` are by, the names of the numbers in ``Predictions.group``; empty without. by: whose metrics.
+    Args:
+        sites: The held-out rows' predictions, by hospital.
+        seed: Of the resamples.
+        column: The column that ``groups`` are by; empty leaves groups out.
+        groups: The names of the numbers in ``Predictions.group``.
+        by: The judge whose metrics are computed.
     """
     usable = {name: rows for name, rows in sites.items() if len(rows.labels)}
     if not usable or not all(rows.usable for rows in usable.values()):
@@ -164,7 +169,14 @@ def operating_points(positive: Bools, score: Floats) -> dict[str, list[float]]:
 
 
 def judge(rows: Predictions, count: int, rng: np.random.Generator, by: Judge = CLASSES) -> Judged:
-    """The metrics of some rows, n > 0, with 95 % intervals over ``count`` resamples of their patients; none for count 0."""
+    """Return the metrics of some rows with 95 % intervals.
+
+    Args:
+        rows: The predictions of n > 0 rows.
+        count: The number of resamples of the rows' patients; 0 gives no intervals.
+        rng: Draws the resamples.
+        by: The judge whose metrics are computed.
+    """
 
     def statistic(weights: Floats) -> Floats:
         return by.weighted(rows.labels, rows.scores, weights)
@@ -307,10 +319,15 @@ def treat_all(event: Bools) -> Floats:
 
 
 def error_by_chance(chance: Floats, count: int, rng: np.random.Generator) -> float:
-    """The calibration error that a perfectly calibrated model stays below in 95 of 100 such samples.
+    """Return the calibration error that a perfectly calibrated model stays below in 95 of 100 such samples.
 
-    chance: (n,).  What comes about is drawn ``count`` times from the probabilities themselves (consistency resampling,
-    Broecker and Smith 2007); takes rows for independent.
+    Outcomes are drawn from the probabilities themselves (consistency resampling, Broecker and Smith 2007). Rows are
+    taken for independent.
+
+    Args:
+        chance: (n,) probabilities.
+        count: How often outcomes are drawn.
+        rng: Draws them.
     """
     inside = binned(chance).astype(np.float64)
     expected, errors = chance @ inside, []
@@ -322,9 +339,12 @@ def error_by_chance(chance: Floats, count: int, rng: np.random.Generator) -> flo
 
 
 def decision_curve(chance: Floats, event: Bools, band: tuple[Floats, Floats]) -> dict[str, Any]:
-    """The decision curve as it is told: ``thresholds``, ``model``, ``low``, ``high``, ``all``, each a list (T,).
+    """Return the decision curve: ``thresholds``, ``model``, ``low``, ``high`` and ``all``, each a list (T,).
 
-    band: lower and upper ends (T,) of the model's 95 % interval.
+    Args:
+        chance: (n,) probabilities of the event.
+        event: (n,) whether it came about.
+        band: Lower and upper ends (T,) of the model's 95 % interval.
     """
     model = net_benefit(chance, event)(np.ones((1, len(chance))))[0]
     curves = {"thresholds": THRESHOLDS, "model": model, "low": band[0], "high": band[1], "all": treat_all(event)}

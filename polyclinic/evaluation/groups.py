@@ -29,9 +29,15 @@ def group_names(schema: Schema, column: str) -> list[str]:
 
 
 def group_numbers(x: Floats, schema: Schema, column: str) -> Ints:
-    """(rows,) which of ``group_names`` each row is in; a cell between two quarters is in the upper one.
+    """Return (rows,) which of ``group_names`` each row is in; a cell between two quarters is in the upper one.
 
-    x: (rows, features) encoded, before imputation.  Raises as ``group_names`` does.
+    Args:
+        x: (rows, features) encoded, before imputation.
+        schema: The schema of the records.
+        column: The column that groups are by.
+
+    Raises:
+        ConfigError: As ``group_names`` does.
     """
     grouping, names = _column(schema, column), group_names(schema, column)
     values = column_values(x, schema, column)

@@ -39,9 +39,15 @@ class Interval:
 
 
 def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
-    """A share with its score interval (Wilson 1927); undefined without trials.
+    """Return a share with its score interval (Wilson 1927); undefined without trials.
 
-    Raises ValueError unless 0 <= successes <= trials.
+    Args:
+        successes: How many of the trials succeeded.
+        trials: Their number.
+        level: The confidence level.
+
+    Raises:
+        ValueError: Unless 0 <= successes <= trials.
 
     Examples:
         >>> [round(end, 4) for end in wilson(81, 263).ends]
@@ -51,9 +57,15 @@ def wilson(successes: int, trials: int, level: float = LEVEL) -> Interval:
 
 
 def clopper_pearson(successes: int, trials: int, level: float = LEVEL) -> Interval:
-    """A share with its exact interval (Clopper and Pearson 1934), which covers at least ``level``; undefined without trials.
+    """Return a share with its exact interval (Clopper and Pearson 1934); undefined without trials.
 
-    Raises ValueError unless 0 <= successes <= trials.
+    Args:
+        successes: How many of the trials succeeded.
+        trials: Their number.
+        level: The confidence level, which the interval covers at least.
+
+    Raises:
+        ValueError: Unless 0 <= successes <= trials.
 
     Examples:
         >>> [round(end, 4) for end in clopper_pearson(0, 20).ends]
@@ -102,10 +114,20 @@ def bootstrap(
     patients: NDArray[np.generic] | None = None,
     labels: Ints | None = None,
 ) -> tuple[Floats, Floats]:
-    """The statistic of the rows as they are (...), and of ``count`` resamples (count, ...); NaN where undefined.
+    """Return the statistic of the rows as they are (...), and of ``count`` resamples (count, ...); NaN where undefined.
 
-    statistic: of weights (b, rows), gives (b, ...).  patients: (rows,), whose rows are drawn together.  labels: as in
-    ``resamples``.  Efron 1979. Raises ConfigError if ``count`` is below 1.
+    Efron 1979.
+
+    Args:
+        statistic: Of weights (b, rows), gives (b, ...).
+        rows: The number of rows.
+        rng: Draws the resamples.
+        count: The number of resamples.
+        patients: (rows,), whose rows are drawn together; None draws each row by itself.
+        labels: As in ``resamples``.
+
+    Raises:
+        ConfigError: If ``count`` is below 1.
 
     >>> ages = np.array([61.0, 70.0, 55.0, 48.0, 66.0])
     >>> mean, draws = bootstrap(lambda weights: weights @ ages / weights.sum(axis=1), 5, np.random.default_rng(0), 200)
@@ -121,7 +143,13 @@ def bootstrap(
 
 
 def percentiles(value: float, draws: Floats, level: float = LEVEL) -> Interval:
-    """The value with the percentile interval of its draws (count,), of those that are defined. Efron and Tibshirani 1993."""
+    """Return the value with the percentile interval of its draws. Efron and Tibshirani 1993.
+
+    Args:
+        value: The statistic of the rows as they are; if not finite, the result is undefined.
+        draws: (count,) the statistic of each resample; those that are not finite are left out.
+        level: The confidence level.
+    """
     if not np.isfinite(value):
         return Interval(None)
     defined = draws[np.isfinite(draws)]
@@ -168,10 +196,18 @@ def resamples(
     patients: NDArray[np.generic] | None,
     labels: Ints | None = None,
 ) -> Iterator[Floats]:
-    """Pieces (b, rows) of the weights of ``count`` resamples; with ``patients`` (rows,) all rows of one move together.
+    """Yield the weights of ``count`` resamples in pieces (b, rows).
 
-    labels: (rows,) classes from 0; a resample that lacks one of them is drawn again. Drawing within classes instead would
-    hold their shares fixed, and make what depends on them look surer than it is.
+    Args:
+        rows: The number of rows.
+        count: The number of resamples.
+        rng: Draws them.
+        patients: (rows,), whose rows move together; None draws each row by itself.
+        labels: (rows,) classes from 0; a resample that lacks one of them is drawn again. Drawing within classes instead
+            would hold their shares fixed, and make what depends on them look surer than it is.
+
+    Raises:
+        ConfigError: If ``count`` is below 1.
     """
     if count < 1:
         raise ConfigError(f"resamples must be at least 1, not {count}.")
@@ -189,9 +225,12 @@ def resamples(
 
 
 def weighted_auroc(positive: Bools, score: Floats, weights: Floats) -> Floats:
-    """(b,) chance that a positive row scores above a negative one, ties half, in each resample; NaN with one class.
+    """Return (b,) chance that a positive row scores above a negative one, ties half, in each resample; NaN with one class.
 
-    positive, score: (n,).  weights: (b, n), non-negative.
+    Args:
+        positive: (n,) whether each row is positive.
+        score: (n,) higher for rows that are likelier positive.
+        weights: (b, n), non-negative.
 
     >>> weighted_auroc(np.array([True, False, True]), np.array([0.9, 0.4, 0.4]), np.ones((1, 3)))
     array([0.75])

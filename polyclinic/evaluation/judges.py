@@ -87,14 +87,18 @@ Weighted = Callable[[Labels, Floats, Floats], Floats]
 class Judge:
     """What predictions of one kind are judged by.
 
-    titles: By metric, in the order of ``weighted``. headline: The two metrics that tables and figures show, the first of which
-    orders hospitals. by_round: Those of each round, of which the second is the headline's first. of_groups: Those of groups of
-    patients and of each hospital. compared: Those by which runs are compared.
-    weighted: Of labels (n, ...), predictions (n, C) and weights (B, n), at least 0, which say how often each row counts: (B, M)
-    metrics, NaN where one is undefined. exact: Of labels and predictions, a hospital's own metrics of a round.
-    calibrated: By metric of calibration its value where predictions are true.
-    has_classes: Whether labels are class numbers and predictions their probabilities.
-    calibration: Of labels and predictions, what a calibration curve is drawn of; None where there is none.
+    Args:
+        titles: By metric, in the order of ``weighted``.
+        headline: The two metrics that tables and figures show, the first of which orders hospitals.
+        by_round: Those of each round, of which the second is the headline's first.
+        of_groups: Those of groups of patients and of each hospital.
+        compared: Those by which runs are compared.
+        weighted: Of labels (n, ...), predictions (n, C) and weights (B, n), at least 0, which say how often each row
+            counts. Gives (B, M) metrics, NaN where one is undefined.
+        exact: Of labels and predictions, a hospital's own metrics of a round.
+        calibrated: By metric of calibration its value where predictions are true.
+        has_classes: Whether labels are class numbers and predictions their probabilities.
+        calibration: Of labels and predictions, what a calibration curve is drawn of; None where there is none.
     """
 
     titles: Mapping[str, str]
@@ -225,8 +229,11 @@ def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weight
 
 
 def _quantile_metrics(objective: Quantile, labels: Labels, scores: Floats, weights: Floats) -> Floats:
-    """(B, M) of predicted quantiles: the error of the one nearest to the median, the mean pinball loss in the label's unit, and
-    the share of labels between the lowest and the highest, or up to the only one."""
+    """(B, M) of predicted quantiles: the error of the one nearest to the median, the mean pinball loss, and the share covered.
+
+    The loss is in the label's unit. The share is that of labels between the lowest and the highest quantile, or up to
+    the only one. The last column is the mean loss of the objective.
+    """
     total = weights.sum(axis=1)
     missed = labels[:, None] - scores
     level = np.array(objective.at)

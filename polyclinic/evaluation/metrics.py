@@ -1,7 +1,7 @@
 """Numbers that say how well class probabilities match labels, in plain numpy.
 
-A value that the data does not define (one class only, no rows, a model that diverged) is ``None``, never NaN
-and never a stand-in such as 0.5, so that an average over sites cannot swallow it. Of many resamples at once, whose rows are
+A value that the data does not define (one class only, no rows, a model that diverged) is ``None``. It is never NaN and
+never a stand-in such as 0.5, so that an average over sites cannot swallow it. Of many resamples at once, whose rows are
 weighted so that scores are sorted once, it is NaN, so that arrays stay arrays.
 """
 
@@ -34,15 +34,25 @@ BINS = 10
 
 
 def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
-    """``{"auroc", "auprc", "accuracy", "loss", "brier", "n"}`` of class probabilities against labels.
+    """Return ``{"auroc", "auprc", "accuracy", "loss", "brier", "n"}`` of class probabilities against labels.
 
-    y: (n,) integers in 0..K-1.  scores: (n, K) probabilities, K >= 2, every row summing to 1.
-    auroc and auprc (average precision): class 1 for K = 2, else the macro mean of one class against the rest
-    over the classes present in ``y``; both ``None`` when ``y`` holds one class only.
-    loss: mean cross-entropy in nats.  brier: mean squared error of ``scores[:, 1]`` for K = 2, else of all K
-    columns summed.  n: rows.  Scores with a non-finite entry (a model that diverged) define nothing but n.
-    Nothing here is private: the numbers are exact functions of the rows.
-    Raises ValueError where shapes, labels or probabilities are not as above.
+    Scores with a non-finite entry (a model that diverged) define nothing but n. Nothing here is private: the numbers
+    are exact functions of the rows.
+
+    Args:
+        y: (n,) integers in 0..K-1.
+        scores: (n, K) probabilities, K >= 2, every row summing to 1.
+
+    Returns:
+        auroc, auprc: Of class 1 for K = 2, else the macro mean of one class against the rest over the classes present
+            in ``y``. Both are ``None`` when ``y`` holds one class only. auprc is the average precision.
+        accuracy: Of the likeliest class.
+        loss: Mean cross-entropy in nats.
+        brier: Mean squared error of ``scores[:, 1]`` for K = 2, else of all K columns summed.
+        n: Rows.
+
+    Raises:
+        ValueError: Where shapes, labels or probabilities are not as above.
     """
     labels, probabilities = _checked(np.asarray(y), np.asarray(scores, dtype=np.float64))
     rows, classes = probabilities.shape
@@ -117,17 +127,23 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
-    """(B, M) the metrics in the order of ``METRICS``, NaN where one is undefined.
+    """Return (B, M) the metrics in the order of ``METRICS``, NaN where one is undefined.
 
-    labels: (n,) in 0..K-1, n > 0.  scores: (n, K) finite probabilities.  weights: (B, n), at least 0: how often each row
-    counts; of ones, the values are those of ``classification_metrics``.
-    auroc, auprc, f1: of class 1 for K = 2, else the mean over the classes in ``labels``, each against the rest.
-    accuracy, f1, sensitivity, specificity: of the likeliest class.  sensitivity_at_90: the largest sensitivity at any
-    threshold whose specificity is at least 0.9; these last three for K = 2 only.
-    calibration_error: expected calibration error, over 10 bins of equal width (Naeini et al. 2015); calibration_in_the_
-    large: mean probability less share; both of class 1 for K = 2, else of the likeliest class (Guo et al. 2017).
-    calibration_slope: of a logistic regression of whether it came about on the probability's logit (Cox 1958); 1 is true, below 1
-    probabilities are too extreme.
+    Args:
+        labels: (n,) in 0..K-1, n > 0.
+        scores: (n, K) finite probabilities.
+        weights: (B, n), at least 0: how often each row counts. Of ones, the values are those of
+            ``classification_metrics``.
+
+    Returns:
+        auroc, auprc, f1: Of class 1 for K = 2, else the mean over the classes in ``labels``, each against the rest.
+        accuracy, f1, sensitivity, specificity: Of the likeliest class; the last two for K = 2 only.
+        sensitivity_at_90: The largest sensitivity at any threshold whose specificity is at least 0.9; for K = 2 only.
+        calibration_error: Expected calibration error, over 10 bins of equal width (Naeini et al. 2015).
+        calibration_in_the_large: Mean probability less share. Like the error it is of class 1 for K = 2, else of the
+            likeliest class (Guo et al. 2017).
+        calibration_slope: Of a logistic regression of whether it came about on the probability's logit (Cox 1958). 1 is
+            true, below 1 probabilities are too extreme.
     """
     classes, total = scores.shape[1], weights.sum(axis=1)
     guessed, one_hot = scores.argmax(axis=1), labels[:, None] == np.arange(classes)

@@ -169,10 +169,16 @@ def frame(
     title: str, body: Markup, *, script: str = SCRIPT, style: str = "", above: Markup | str = "", allowed: str = "",
     meta: Mapping[str, str] | None = None,
 ) -> str:  # fmt: skip
-    """A whole page around its body.
+    """Return a whole page around its body.
 
-    script, style: of this page, the latter beside what all pages have.  above: over the page's column.  allowed: more of the
-    content policy.  meta: names and contents for machines, and for the script.
+    Args:
+        title: The page's title.
+        body: Its content.
+        script: The page's script.
+        style: The page's own style, beside that of all pages.
+        above: Content over the page's column.
+        allowed: More of the content policy.
+        meta: Names and contents for machines, and for the script.
     """
     from markupsafe import Markup
 
@@ -183,7 +189,13 @@ def frame(
 
 
 def write_page(page: Path, title: str, body: Markup) -> Path:
-    """Writes a page and returns its path: whole, or the earlier page stays."""
+    """Write a page and return its path: whole, or the earlier page stays.
+
+    Args:
+        page: The file.
+        title: The page's title.
+        body: Its content.
+    """
     write_file(page, frame(title, body))
     return page
 

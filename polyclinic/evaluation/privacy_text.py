@@ -44,7 +44,14 @@ def share(value: float) -> str:
 
 
 def risk_sentence(risk: Mapping[str, float], unit: str, relation: str, whose: str = "") -> str:
-    """What a risk means, in one sentence. risk: ``advantage`` and ``tpr_at_1_percent_fpr``; whose: " of ..."."""
+    """Return what a risk means, in one sentence.
+
+    Args:
+        risk: ``advantage`` and ``tpr_at_1_percent_fpr``.
+        unit: The unit of privacy, as "patient".
+        relation: The neighbouring relation, "add-remove" or "replace-one".
+        whose: " of ...", or empty.
+    """
     sought = GUESSED.get(relation, GUESSED["add-remove"]).format(unit=unit)
     if risk["advantage"] >= 1:
         return f"Risk{whose}: no bound; an attacker who knows all other records may guess without error which {sought}."
@@ -106,12 +113,16 @@ def covered(unit: str, analysis: bool = False) -> list[str]:
 def not_covered(
     unit: str, private: bool, simulation: bool, compared: bool, train_loss: bool, overlap: int = 1, exact: bool = True
 ) -> list[str]:
-    """Sentences on what no epsilon of the run bounds.
+    """Return sentences on what no epsilon of the run bounds.
 
-    compared: the report shows models that were trained without this run's protection.
-    train_loss: the run recorded the loss on the patients trained on.
-    overlap: of how many hospitals at most one may be a ``unit`` by the run's own words.
-    exact: the report shows metrics on held-out patients that left a hospital without noise.
+    Args:
+        unit: The unit of privacy, as "patient".
+        private: The run claims an epsilon.
+        simulation: The hospitals are simulated.
+        compared: The report shows models that were trained without this run's protection.
+        train_loss: The run recorded the loss on the patients trained on.
+        overlap: Of how many hospitals at most one may be a ``unit`` by the run's own words.
+        exact: The report shows metrics on held-out patients that left a hospital without noise.
     """
     metrics = [
         "The metrics in this report: they are exact numbers about held-out patients. "
@@ -154,10 +165,12 @@ def not_covered(
 def warnings(
     sites: Mapping[str, Mapping[str, Any]], ledgers: Sequence[Mapping[str, Any]], delta: float | None
 ) -> list[str]:
-    """Sentences a reader of a private run must not miss.
+    """Return sentences that a reader of a private run must not miss.
 
-    sites: by name, with ``patients``, ``epsilon`` and ``rounds_joined``.  ledgers: each with ``name`` and ``intact``,
-    which is "broken" where its chain of entries does not verify.  delta: of the run, ``None`` if not known.
+    Args:
+        sites: By name, with ``patients``, ``epsilon`` and ``rounds_joined``.
+        ledgers: Each with ``name`` and ``intact``, which is "broken" where its chain of entries does not verify.
+        delta: Of the run, ``None`` if not known.
     """
     sentences = []
     broken = [str(ledger["name"]) for ledger in ledgers if ledger["intact"] == "broken"]

@@ -15,9 +15,13 @@ from polyclinic.types import Bools, Floats
 
 
 def kaplan_meier(time: Floats, event: Bools, at: Floats, before: Bools | None = None) -> Floats:
-    """The share without the event until each of the times ``at``, themselves included (Kaplan and Meier 1958).
+    """Return the share without the event until each of the times ``at``, themselves included (Kaplan and Meier 1958).
 
-    before: (n,) who leaves at its time before anybody can have the event then; without it nobody does.
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        at: (T,) times.
+        before: (n,) who leaves at its time before anybody can have the event then; without it nobody does.
 
     >>> kaplan_meier(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]), np.array([1.5, 2.0]))
     array([1. , 0.5])
@@ -32,7 +36,15 @@ def kaplan_meier(time: Floats, event: Bools, at: Floats, before: Bools | None = 
 
 
 def uncensored(time: Floats, event: Bools, at: Floats) -> Floats:
-    """The chance of not being censored until each of the times ``at``: of who has the event at a time this is known already."""
+    """Return the chance of not being censored until each of the times ``at``.
+
+    Of a patient who has the event at a time this is known already.
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        at: (T,) times.
+    """
     return kaplan_meier(time, ~event, at, event)
 
 
@@ -43,11 +55,18 @@ def inverse_chances(time: Floats, event: Bools) -> Floats:
 
 
 def concordance(time: Floats, event: Bools, risk: Floats, weights: Floats, counts: Floats | None = None) -> Floats:
-    """(B,) the share of pairs in which the patient with the earlier event has the higher ``risk`` (n,); ties count half.
+    """Return (B,) the share of pairs in which the patient with the earlier event has the higher ``risk``; ties count half.
 
-    A pair is a patient with the event and one who was seen longer, or who was censored at the same time (Harrell 1996). counts:
-    (n,) how much the pairs of each event count; by the squares of ``inverse_chances`` the share is that of Uno et al. 2011. NaN
-    without a pair.
+    A pair is a patient with the event and one who was seen longer, or who was censored at the same time (Harrell 1996).
+    NaN without a pair.
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        risk: (n,) higher for patients predicted to have the event earlier.
+        weights: (B, n) how often each patient counts.
+        counts: (n,) how much the pairs of each event count. By the squares of ``inverse_chances`` the share is that of
+            Uno et al. 2011.
 
     Examples:
         >>> time, event = np.array([1.0, 2.0, 3.0]), np.array([True, True, False])
@@ -77,19 +96,30 @@ def concordance(time: Floats, event: Bools, risk: Floats, weights: Floats, count
 
 
 def brier_scores(time: Floats, event: Bools, survival: Floats, ends: Floats) -> Floats:
-    """(n, T) squared errors of each row's predicted ``survival`` (n, T) at the times ``ends`` (T,), by inverse chances.
+    """Return (n, T) squared errors of each row's predicted survival, by inverse chances.
 
-    A row that is censored before such a time counts 0 there, and others count for it, so that the means are those of all
-    (Graf et al. 1999).
+    A row that is censored before such a time counts 0 there, and others count for it, so that the means are those of
+    all (Graf et al. 1999).
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        survival: (n, T) predicted at the times ``ends``.
+        ends: (T,) times.
     """
     alive, weight = settled(time, event, ends)
     return np.asarray(weight * (survival - alive) ** 2)
 
 
 def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
-    """(n, T) whether each row had no event until each of the times ``ends``, and the inverse chance of knowing it, else 0.
+    """Return (n, T) whether each row had no event until each of the times, and the inverse chance of knowing it, else 0.
 
     A row that is censored at such a time had no event until then.
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        ends: (T,) times.
     """
     alive = np.where(event[:, None], time[:, None] > ends, time[:, None] >= ends)
     before = uncensored(time, event, np.nextafter(ends, -np.inf))
@@ -107,10 +137,17 @@ def over_time(values: Floats, ends: Floats) -> Floats:
 
 
 def auroc_at(time: Floats, event: Bools, risk: Floats, at: float, weights: Floats) -> Floats:
-    """(B,) the chance that a row with the event until ``at`` has a higher ``risk`` (n,) than one without it; ties count half.
+    """Return (B,) the chance that a row with the event until ``at`` has a higher ``risk`` than one without it; ties count half.
 
-    Cumulative cases, weighted by ``inverse_chances``, and dynamic controls (Uno et al. 2007, Hung and Chiang 2010). NaN without
-    both.
+    Cumulative cases, weighted by ``inverse_chances``, and dynamic controls (Uno et al. 2007, Hung and Chiang 2010). NaN
+    without both.
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        risk: (n,) higher for patients likelier to have the event.
+        at: The time.
+        weights: (B, n) how often each row counts.
     """
     case = event & (time <= at)
     control = np.where(event, time > at, time >= at)
@@ -120,9 +157,16 @@ def auroc_at(time: Floats, event: Bools, risk: Floats, at: float, weights: Float
 
 
 def mean_auroc(time: Floats, event: Bools, risk: Floats, ends: Floats, weights: Floats) -> Floats:
-    """(B,) the mean of ``auroc_at`` over the times ``ends`` (T,), by the share of events since the time before.
+    """Return (B,) the mean of ``auroc_at`` over the times ``ends``, by the share of events since the time before.
 
-    risk: (n,), or (n, T) with a column for each time. Lambert and Chevret 2016. NaN where it is at all times.
+    Lambert and Chevret 2016. NaN where it is at all times.
+
+    Args:
+        time: (n,) until the event or until the patient was last seen.
+        event: (n,) whether it was the event.
+        risk: (n,), or (n, T) with a column for each time.
+        ends: (T,) times.
+        weights: (B, n) how often each row counts.
     """
     drops = -np.diff(np.append(1.0, kaplan_meier(time, event, ends)))
     by_time = np.broadcast_to(risk.T, (len(ends), len(time))).T if risk.ndim == 1 else risk

@@ -108,16 +108,16 @@ _KINDS: Mapping[str, tuple[type, ...]] = {
 def target_of(values: Mapping[str, Any]) -> Target:
     """A target as results.json has it. Raises DataError where a part of it is not there, or is what no target has."""
     try:
-        found = Target(**{field.name: values[field.name] for field in fields(Target) if field.name in values})
+        target = Target(**{field.name: values[field.name] for field in fields(Target) if field.name in values})
     except TypeError:
         raise DataError(
             f"A target has {', '.join(values)}; it must have id, what, paper, measured, goal and met."
         ) from None
     for name, kinds in _KINDS.items():
-        value = getattr(found, name)
+        value = getattr(target, name)
         if type(value) not in kinds or (name == "of" and value not in FEWEST):
-            raise DataError(f"The target {found.id!r} has {name} {value!r}, which no target has.")
-    return found
+            raise DataError(f"The target {target.id!r} has {name} {value!r}, which no target has.")
+    return target
 
 
 def verdict_of(targets: Iterable[Target]) -> str:
@@ -139,9 +139,9 @@ def verdict_of(targets: Iterable[Target]) -> str:
     if set(groups) == {""}:
         (word,) = (word for word, listed in words.items() if listed)
         return f"{word}{_of_how_many(word, groups[''])}"
-    said = {"met": "met by", "missed": "missed by", "no verdict": "no verdict on"}
+    phrases = {"met": "met by", "missed": "missed by", "no verdict": "no verdict on"}
     text = "; ".join(
-        f"{said[word]} {', '.join(f'`{by}`' if by else 'the rest' for by in listed)}"
+        f"{phrases[word]} {', '.join(f'`{by}`' if by else 'the rest' for by in listed)}"
         for word, listed in words.items() if listed
     )  # fmt: skip
     reasons = {target.why for by in words["no verdict"] for target in groups[by] if target.met is None}

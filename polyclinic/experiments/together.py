@@ -70,8 +70,8 @@ def gather(known: Mapping[str, Experiment], out: Path) -> dict[str, Any]:
 
     Raises DataError for results that cannot be read.
     """
-    found = results(out)
-    whole = together(known, found)
+    measured = results(out)
+    whole = together(known, measured)
     text = page(whole)
     out.mkdir(parents=True, exist_ok=True)
     files = {TARGETS: json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n", TARGETS_TABLE: text}

@@ -144,12 +144,14 @@ class GaussNewton:
         upper = np.triu_indices(k)
         twice = np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
         block = np.concatenate([score / self._score, twice * information[:, *upper] / self._information], axis=1)
-        found = np.isfinite(block).all(axis=1)
-        block[~found] = 0.0
+        finite = np.isfinite(block).all(axis=1)
+        block[~finite] = 0.0
         with np.errstate(over="ignore"):
-            kept = 1 / np.maximum(1.0, np.linalg.norm(block, axis=1))
-        vectors = np.concatenate([np.sqrt(1 - WEIGHT) * kept[:, None] * block, np.sqrt(WEIGHT) * kept[:, None]], axis=1)
-        vectors[~found] = 0.0
+            factors = 1 / np.maximum(1.0, np.linalg.norm(block, axis=1))
+        vectors = np.concatenate(
+            [np.sqrt(1 - WEIGHT) * factors[:, None] * block, np.sqrt(WEIGHT) * factors[:, None]], axis=1
+        )
+        vectors[~finite] = 0.0
         return vectors * MARGIN
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
@@ -163,7 +165,7 @@ class GaussNewton:
         """
         basis, estimate, patients = state["basis"], state["estimate"], float(state["patients"][0])
         bound = self._score_bound(state)
-        score, information, kept = self._read(mean, bound)
+        score, information, share = self._read(mean, bound)
         spread = self._noise_of_information(noise)
         prior = basis.T @ np.diag(1 / (patients * self.scale**2)) @ basis
         pull = -basis.T @ ((estimate - self.start) / (patients * self.scale**2))
@@ -172,12 +174,12 @@ class GaussNewton:
         inverse = (vectors / floored) @ vectors.T
         step = basis @ inverse @ (score + pull)
         step *= min(1.0, _LONGEST / max(float(np.linalg.norm(step / self.scale)), 1e-300))
-        found = {
-            **state, "estimate": estimate + step, "kept": np.array([kept]),
-            "basis": basis @ (vectors / np.sqrt(floored / max(kept, 1e-3))) @ vectors.T,
+        updated = {
+            **state, "estimate": estimate + step, "kept": np.array([share]),
+            "basis": basis @ (vectors / np.sqrt(floored / max(share, 1e-3))) @ vectors.T,
         }  # fmt: skip
         if round <= self.rounds // 2:
-            return found
+            return updated
         back = np.linalg.inv(basis)
         error = max(noise * bound / np.sqrt(1 - WEIGHT), 1e-9)
         new = {
@@ -186,7 +188,7 @@ class GaussNewton:
             "information": patients * back.T @ information @ back,
             "told": np.linalg.eigvalsh(information + prior)[:1] - _ABOVE_NOISE * spread,
         }
-        return found | {
+        return updated | {
             name: np.concatenate([state.get(name, value[None][:0]), value[None]]) for name, value in new.items()
         }
 
@@ -202,13 +204,13 @@ class GaussNewton:
             )
         by_noise = np.linalg.inv(weights.sum(axis=0))
         estimate = by_noise @ np.einsum("rij,rj->i", weights, state["reached"])
-        kept, away = float(state["kept"][0]), state["reached"] - estimate
+        share, away = float(state["kept"][0]), state["reached"] - estimate
         allowed = np.linalg.inv(information) + len(weights) * by_noise
-        if kept < self.least_kept or np.einsum("ri,ij,rj->r", away, np.linalg.inv(allowed), away).max() > _FAR * len(
+        if share < self.least_kept or np.einsum("ri,ij,rj->r", away, np.linalg.inv(allowed), away).max() > _FAR * len(
             away[0]
         ):
             raise DataError(
-                f"The steps did not settle in {self.rounds} rounds (records kept {kept:.0%} of their weight): more rounds, or a "
+                f"The steps did not settle in {self.rounds} rounds (records kept {share:.0%} of their weight): more rounds, or a "
                 "start and scale nearer to the parameters may do."
             )
         prior = np.diag(1 / self.scale**2)
@@ -216,7 +218,7 @@ class GaussNewton:
         covariance = np.linalg.inv(precision + prior).astype(np.float64)
         mean = (covariance @ (precision @ estimate + prior @ self.start)).astype(np.float64)
         plain = np.linalg.inv(information + prior).astype(np.float64)
-        return Released(Gaussian(mean, covariance), Gaussian(mean, plain), kept)
+        return Released(Gaussian(mean, covariance), Gaussian(mean, plain), share)
 
     def _score_bound(self, state: Arrays) -> float:
         """Scores are shortened to it."""
@@ -236,11 +238,11 @@ class GaussNewton:
 
     def _read(self, mean: Floats, bound: float) -> tuple[Floats, Floats, float]:
         k = len(self.start)
-        block, kept = mean[:-1] / np.sqrt(1 - WEIGHT), float(mean[-1] / np.sqrt(WEIGHT))
+        block, share = mean[:-1] / np.sqrt(1 - WEIGHT), float(mean[-1] / np.sqrt(WEIGHT))
         upper = np.triu_indices(k)
         information = np.zeros((k, k))
         information[upper] = block[k:] * self._information / np.where(upper[0] == upper[1], 1.0, np.sqrt(2.0))
-        return block[:k] * bound, information + np.triu(information, 1).T, min(max(kept, 0.0), 1.0)
+        return block[:k] * bound, information + np.triu(information, 1).T, min(max(share, 0.0), 1.0)
 
 
 def private_posterior(
@@ -266,12 +268,12 @@ def private_posterior(
         return SelfComposedDpEvent(gaussian_event(noise), method.rounds)
 
     noise = calibrate_noise_multiplier(epsilon, delta, event)
-    found = fit(method, tables, noise, rng).as_json(method.likelihood.names)
+    released = fit(method, tables, noise, rng).as_json(method.likelihood.names)
     cost = {
         "epsilon": spent(event(noise), delta), "delta": delta, "unit": "patient", "relation": "add-remove", "accountant": "pld",
         "noise_multiplier": noise, "rounds": method.rounds,
     }  # fmt: skip
-    return {**found, "privacy": cost}
+    return {**released, "privacy": cost}
 
 
 def fit(

@@ -39,13 +39,13 @@ class Likelihood(ABC):
 
     def score(self, parameters: Tensor, records: Tensor) -> Tensor:
         """(n, k) gradient of each record's log density at (k,) parameters."""
-        found: Tensor = vmap(lambda record: jacrev(self._one)(parameters, record))(records)
-        return found
+        scores: Tensor = vmap(lambda record: jacrev(self._one)(parameters, record))(records)
+        return scores
 
     def information(self, parameters: Tensor, records: Tensor) -> Tensor:
         """(n, k, k) information of each record at (k,) parameters: here the observed one, minus the log density's Hessian."""
-        found: Tensor = vmap(lambda record: hessian(self._one)(parameters, record))(records)
-        return -found
+        hessians: Tensor = vmap(lambda record: hessian(self._one)(parameters, record))(records)
+        return -hessians
 
     def _one(self, parameters: Tensor, record: Tensor) -> Tensor:
         return self.log_density(parameters[None], record[None])[0, 0]

@@ -95,8 +95,8 @@ class Transport(nn.Module):
 
     def forward(self, noise: Tensor) -> tuple[Tensor, Tensor]:
         free, stretch = self.flow().transform.call_and_ladj(noise)
-        found, slope = self.support.constrain(free)
-        return found, stretch + slope
+        parameters, slope = self.support.constrain(free)
+        return parameters, stretch + slope
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,12 +169,12 @@ class Descent:
     def samples(self, state: Arrays, rng: np.random.Generator) -> Floats:
         """(samples, k) parameters by the averaged flow. Raises DataError where they are not finite."""
         with torch.no_grad():
-            found, _ = self.transport(state["average"])(
+            parameters, _ = self.transport(state["average"])(
                 torch.from_numpy(rng.standard_normal((self.settings.samples, self.k)))
             )
-        if not bool(torch.isfinite(found).all()):
+        if not bool(torch.isfinite(parameters).all()):
             raise DataError("The flow's parameters are not finite: a smaller rate or clip may help.")
-        return np.asarray(found.numpy())
+        return np.asarray(parameters.numpy())
 
 
 @dataclass(frozen=True, eq=False)
@@ -284,15 +284,15 @@ class FlowSums:
 
 def flow_settings(options: dict[str, Any], rounds: int) -> FlowSettings:
     """Of a run's options, all of them of ``OPTIONS``. Raises ConfigError naming one that is out of range."""
-    found: dict[str, Any] = {"steps": rounds}
+    settings: dict[str, Any] = {"steps": rounds}
     for name, value in options.items():
         kind, low, high = OPTIONS[name]
         good = isinstance(value, (int, float) if kind is float else int) and not isinstance(value, bool)
         if not (good and low <= value <= high):
             what = "numbers" if kind is float else "whole numbers"
             raise ConfigError(f"Method option {name!r} is {value!r}; allowed are {what} from {low} to {high}.")
-        found[name] = (int(value),) if name == "hidden" else kind(value)
-    return FlowSettings(**found)
+        settings[name] = (int(value),) if name == "hidden" else kind(value)
+    return FlowSettings(**settings)
 
 
 #: Options of posterior.options by kind and range.

@@ -50,11 +50,21 @@ def attack_run(
     path: Path, *, seed: int = 0, shadows: int = 16, sensitive: Sequence[str] = (), delta: float | None = None,
     canaries: int = 300, doing: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Every attack that fits the run; writes ``attacks.json`` into its folder and its report anew, and returns what it wrote.
+    """Make every attack that fits a finished run, and return the content of ``attacks.json``.
 
-    shadows: models for LiRA, 0 leaves it out.  sensitive: columns to guess.  delta: of the lower bounds; the run's without.
-    canaries: of the audit, 0 leaves it out.  doing: told what is under way.
-    Raises ConfigError as ``read_target`` and for a column that cannot be guessed.
+    It writes that file into the run's folder and the report anew.
+
+    Args:
+        path: The run's folder, or one that holds it alone.
+        seed: Of the attacks.
+        shadows: Models for LiRA, 0 leaves it out.
+        sensitive: Columns to guess; empty chooses them.
+        delta: Of the lower bounds; None takes the run's.
+        canaries: Of the audit, 0 leaves it out.
+        doing: Called with the name of what is under way.
+
+    Raises:
+        ConfigError: As ``read_target`` and for a column that cannot be guessed.
     """
     target = read_target(path, seed, delta, doing)
     results = _attack_synthetic(target) if target.program.draws else _attack_model(target, shadows, sensitive)
@@ -158,9 +168,17 @@ class Target:
 def read_target(
     path: Path, seed: int = 0, delta: float | None = None, doing: Callable[[str], None] = lambda what: None
 ) -> Target:
-    """The run in ``path``, its folder or one that holds it alone.
+    """Return the run in ``path`` as the target of attacks.
 
-    Raises ConfigError when there is no finished run, and for one of real hospitals or of an analysis."""
+    Args:
+        path: The run's folder, or one that holds it alone.
+        seed: Of the attacks.
+        delta: Of the lower bounds; None takes the run's, or the usual one where the run claims none.
+        doing: Called with the name of what is under way.
+
+    Raises:
+        ConfigError: When there is no finished run, and for one of real hospitals or of an analysis.
+    """
     run = Run.open(path)
     simulation, summary = run.simulation("attack its configuration in a simulation"), run.summary()
     program = program_of(simulation.config)

@@ -33,9 +33,17 @@ _USUAL_RATE = 0.1
 
 
 def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault = NO_FAULT) -> Subject:
-    """Training as configured, among made-up patients; where statistics are paid for, the training claims less than epsilon.
+    """Return training as configured, among made-up patients, as the subject of an audit.
 
-    Raises ConfigError for names that do not exist, a configuration without privacy, and an epsilon out of reach.
+    Where statistics are paid for, the training claims less than epsilon.
+
+    Args:
+        config: The configuration.
+        seed: Of the training; None draws from the operating system, as a hospital does.
+        fault: What is planted between the audit and the task.
+
+    Raises:
+        ConfigError: For names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
     if not config.privacy.delta:
         config = config.changed({"privacy.delta": usual_delta(_PATIENTS)})
@@ -64,11 +72,19 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
 
 
 def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT, delta: float | None = None) -> Subject:
-    """A finished simulated run's training at the hospital that spent most, with the noise and rounds that it had there.
+    """Return a finished simulated run's training at the hospital that spent most, with its noise and its rounds there.
 
     The claimed epsilon is that hospital's, statistics included, which makes it more than the training's own. At another
     ``delta`` than the run's it is what the accountant says of the training alone.
-    Raises ConfigError when there is no such run, and for one of real hospitals or without privacy.
+
+    Args:
+        path: The run's folder, or one that holds it alone.
+        seed: Of the training; None draws from the operating system, as a hospital does.
+        fault: What is planted between the audit and the task.
+        delta: Of the claim; None takes the run's.
+
+    Raises:
+        ConfigError: When there is no such run, and for one of real hospitals or without privacy.
     """
     run = Run.open(path)
     simulation, summary = run.simulation("audit its configuration in a simulation"), run.summary()

@@ -43,11 +43,17 @@ Measure = Callable[[Sequence[str]], Metrics]
 
 
 def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Progress | None = None) -> dict[str, Any]:
-    """Metrics of both, by site: ``without_dp`` (with its pooled metrics) and ``alone``.
+    """Return the metrics of models without privacy, by site: ``without_dp`` (with its pooled metrics) and ``alone``.
 
-    Where the program can, the run's model is fitted until it converges (``training.converged``), without privacy: to all
-    hospitals' patients together, and to each hospital's, who needs no noise to learn from its own patients. Else the run is
-    repeated without privacy, and with each hospital alone.
+    Where the program can, the run's model is fitted until it converges (``training.converged``), without privacy. It is
+    fitted to all hospitals' patients together, and to each hospital's, who needs no noise to learn from its own
+    patients. Else the run is repeated without privacy, and with each hospital alone.
+
+    Args:
+        run: The finished run.
+        grid_for: From a configuration to the simulated hospitals that train under it.
+        sites: The run's hospitals.
+        progress: Shows what is under way; None shows nothing.
     """
     watcher, names, config = progress or Progress(), [site.name for site in sites], run.config()
     measure = _by_fitting(run, config, sites) or _by_repeating(config, grid_for)
@@ -102,7 +108,15 @@ def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure |
 
 
 def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = None) -> dict[str, dict[str, Any]]:
-    """By method its pooled ``auroc`` and ``accuracy`` as the game's own, or ``error``: why it has none."""
+    """Return for each simple method of synthesis its pooled ``auroc`` and ``accuracy``, or ``error``: why it has none.
+
+    The metrics are computed as those of the adversarial game's own generator.
+
+    Args:
+        config: The run's configuration, of which the methods share the patients and the terms of privacy.
+        grid_for: From a configuration to the simulated hospitals that train under it.
+        progress: Shows what is under way; None shows nothing.
+    """
     watcher, flat = progress or Progress(), config.flat()
     by_method: dict[str, dict[str, Any]] = {}
     for number, method in enumerate(METHODS, start=1):

@@ -29,11 +29,18 @@ from polyclinic.synthesis.synthesizer import Synthesizer
 def judge_run(
     path: Path, *, full: bool = True, seed: int = 0, doing: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
-    """Judge a simulated run; writes ``quality.json`` into its folder and its report anew, and returns what it wrote.
+    """Judge a simulated run, and return the content of ``quality.json``.
 
-    path: the run's folder, or one that holds it alone.  full: also what takes classifiers, up to a minute or two.
-    doing: told what is under way.
-    Raises ConfigError where there is no finished run of task synthesis, or one of real hospitals.
+    It writes that file into the run's folder and the report anew.
+
+    Args:
+        path: The run's folder, or one that holds it alone.
+        full: Compute also what takes classifiers, up to a minute or two.
+        seed: Of what is drawn.
+        doing: Called with the name of what is under way.
+
+    Raises:
+        ConfigError: Where there is no finished run of task synthesis, or one of real hospitals.
     """
     run = Run.open(path)
     simulation = run.simulation("each judges at home with --hospital")
@@ -50,10 +57,21 @@ def judge_at_home(
     path: Path, hospital: Path, out: Path, *, full: bool = True, seed: int = 0, force: bool = False,
     doing: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Judge a run's generator beside one hospital's own patients; writes ``out``, a page, and ``quality.json`` beside it.
+    """Judge a run's generator beside one hospital's own patients, and return the content of ``quality.json``.
 
-    path: the run's folder as the coordinator handed it over.  hospital: its ``hospital.toml``.  Nothing is sent or charged.
-    Raises ConfigError as ``judge_run``, and where the hospital's schema has other columns than the run's.
+    It writes ``out``, a page, and ``quality.json`` beside it. Nothing is sent or charged.
+
+    Args:
+        path: The run's folder as the coordinator handed it over.
+        hospital: Its ``hospital.toml``.
+        out: The file of the page.
+        full: Compute also what takes classifiers, up to a minute or two.
+        seed: Of what is drawn.
+        force: Replace files that exist.
+        doing: Called with the name of what is under way.
+
+    Raises:
+        ConfigError: As ``judge_run``, and where the hospital's schema has other columns than the run's.
     """
     run = Run.open(path)
     run.summary()  # raises for a run that has not finished

@@ -58,8 +58,10 @@ class RunResult:
 
     @property
     def strategy_metrics(self) -> pd.DataFrame:
-        """One row for each round and phase in which there are any, with the metrics that the strategy returned (``train``,
-        ``evaluate``) or that ``evaluation.function`` found (``server``; its round 0 is before training).
+        """Return one row for each round and phase in which there are any, with the metrics of the strategy and of the server.
+
+        The strategy returned those of the phases ``train`` and ``evaluate``. ``evaluation.function`` computed those of
+        ``server``, whose round 0 is before training.
         """
         rows = [
             {**row[phase], "round": row["round"], "phase": phase}

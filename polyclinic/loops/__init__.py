@@ -1,8 +1,8 @@
 """Inner loops over numbers: plain Python on NumPy arrays, which numba compiles when a run is long enough for it to pay.
 
-To import numba and load what it compiled before takes a third of a second, so that nothing here does so until ``compiled`` is
-called. It compiles for the processor at hand, once a machine, in a few seconds, and keeps the result beside the module, or
-in the user's folder for caches where that cannot be written.
+To import numba and load what it compiled before takes a third of a second, so that nothing here does so until
+``compiled`` is called. It compiles for the processor at hand, once a machine, in a few seconds. The result stays beside
+the module, or in the user's folder for caches where that cannot be written.
 """
 
 from __future__ import annotations
@@ -18,10 +18,14 @@ _NOTHING: Mapping[str, Any] = {}
 
 
 def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
-    """The function in machine code, with one ``signature`` in numba's words, which lets go of Python's lock.
+    """Return the function in machine code, which lets go of Python's lock.
 
     Every operation rounds as it stands: numba joins no multiplication and addition, and does not reorder sums.
-    bound: What names of the function's module mean in the compiled one, such as ``inlined`` functions.
+
+    Args:
+        function: Plain Python on NumPy arrays.
+        signature: The types of its parameters, in numba's words.
+        bound: What names of the function's module mean in the compiled one, such as ``inlined`` functions.
     """
     from numba import njit
 

@@ -27,9 +27,14 @@ _drawn = 0
 
 
 def normal(key: int, at: int, out: npt.NDArray[np.float32]) -> int:
-    """Fill ``out`` (n, k), contiguous, from word ``at`` of the stream with this ``key`` of 128 bits; the word after them.
+    """Fill ``out`` with normal draws and return the place of the word after them.
 
     A word has two draws; each of the n rows takes whole words.
+
+    Args:
+        key: Of the stream, 128 bits.
+        at: The word of the stream at which the draws begin.
+        out: (n, k), contiguous.
     """
     width = (int(out.shape[1]) + 1) // 2
     if loops := _loops(out.size):
@@ -47,15 +52,25 @@ def normal(key: int, at: int, out: npt.NDArray[np.float32]) -> int:
 
 
 def add_normal(keys: Words, at: Words, scale: float, out: npt.NDArray[np.float32]) -> None:
-    """Add ``scale`` times normal draws to ``out`` (n, k), contiguous: to row i as ``normal`` draws it from ``at[i]``, (n,), on.
+    """Add ``scale`` times normal draws to ``out``: to row i as ``normal`` draws it from ``at[i]`` on.
 
-    keys: (n, 2), the lower and the upper half of each row's key.
+    Args:
+        keys: (n, 2), the lower and the upper half of each row's key.
+        at: (n,) the word of each row's stream at which its draws begin.
+        scale: The standard deviation of what is added.
+        out: (n, k), contiguous.
     """
     load().add_normal(keys, at, f32(scale), out)
 
 
 def uniform(key: int, at: int, out: npt.NDArray[np.float64]) -> int:
-    """Fill ``out`` (n,) with multiples of 2^-53 in [0, 1), one a word; the word after them."""
+    """Fill ``out`` with multiples of 2^-53 in [0, 1), one a word, and return the place of the word after them.
+
+    Args:
+        key: Of the stream, 128 bits.
+        at: The word of the stream at which the draws begin.
+        out: (n,), contiguous.
+    """
     if loops := _loops(out.size):
         loops.uniform(*_halves(key), u64(at), out)
     elif out.size:

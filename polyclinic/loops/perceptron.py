@@ -52,9 +52,18 @@ def _sums(
 ) -> None:  # fmt: skip
     """Fill (S, P) ``out`` and (S,) ``losses``; say in (S,) ``left`` which hospitals are left to others.
 
-    layers: (L, 5); theta: (S, P) models; x, y: the (N, F) rows and (N,) labels of all hospitals, of which the ``chosen`` are
-    taken, sorted by hospital; ends: (S,) where each hospital's end. max_norm: 0 clips nothing. A patient whose gradient
-    is not finite counts as zero; a hospital is left where some layer's input is as long as ``longest``.
+    A patient whose gradient is not finite counts as zero; a hospital is left where some layer's input is as long as
+    ``longest``.
+
+    Args:
+        layers: (L, 5).
+        theta: (S, P) models.
+        x, y: The (N, F) rows and (N,) labels of all hospitals.
+        chosen: The rows that are taken, sorted by hospital.
+        ends: (S,) where each hospital's end.
+        max_norm: 0 clips nothing.
+        longest: The length of an input from which a hospital is left to others.
+        out, losses, left: Filled.
     """
     count, widest = len(layers), x.shape[1]
     for layer in range(count):

@@ -1,8 +1,8 @@
 """Products of small float32 matrices in the processor's vector registers.
 
-Every number is a sum in the order of the inner dimension, of fused multiplications and additions: the same on every processor,
-whatever stands beside it, and whichever libraries are there. A library's product of matrices that fit the cache takes longer
-to copy them than to multiply.
+Every number is a sum in the order of the inner dimension, of fused multiplications and additions. It is the same on
+every processor, whatever stands beside it, and whichever libraries are there. A library's product of matrices that fit
+the cache takes longer to copy them than to multiply.
 """
 
 from __future__ import annotations
@@ -96,11 +96,11 @@ def _tile(rows: int, vectors: int, lanes: int) -> Any:
             nothing = ir.Constant(vector, [0.0] * lanes)
             sums = [[cgutils.alloca_once_value(builder, nothing) for _ in range(vectors)] for _ in range(rows)]  # type: ignore[no-untyped-call]
             with cgutils.for_range(builder, depth) as loop:
-                right = [builder.load(one, align=4) for one in vectors_from(b, at_b, loop.index, row_b)]
+                right = [builder.load(pointer, align=4) for pointer in vectors_from(b, at_b, loop.index, row_b)]
                 along = builder.add(at_a, builder.mul(loop.index, step_a))
                 for row in range(rows):
-                    one = builder.load(place(a, along, at_c.type(row), row_a))
-                    first = builder.insert_element(ir.Constant(vector, ir.Undefined), one, number(0))
+                    scalar = builder.load(place(a, along, at_c.type(row), row_a))
+                    first = builder.insert_element(ir.Constant(vector, ir.Undefined), scalar, number(0))
                     all_lanes = ir.Constant(ir.VectorType(number, lanes), [0] * lanes)
                     left = builder.shuffle_vector(first, ir.Constant(vector, ir.Undefined), all_lanes)
                     for total, other in zip(sums[row], right, strict=True):

@@ -84,10 +84,17 @@ def additive(
     features: int, outputs: int, schema: Schema, bins: int = BINS, components: int = COMPONENTS,
     smoothness: float = SMOOTHNESS,
 ) -> nn.Module:  # fmt: skip
-    """An additive model of a schema's encoded features that predicts the same for everybody.
+    """Return an additive model of a schema's encoded features that predicts the same for everybody.
 
-    bins: Of a number. components, smoothness: As ``Basis`` has them; only training reads them.
-    Raises ValueError for options that ``Basis`` refuses.
+    Args:
+        features: The width of a row; the bins follow from the schema.
+        outputs: The number of outputs.
+        schema: The schema of the rows.
+        bins: Of a number.
+        components, smoothness: As ``Basis`` has them; only training reads them.
+
+    Raises:
+        ValueError: For options that ``Basis`` refuses.
     """
     Basis.of(schema, bins, components, smoothness)
     return Additive(bin_edges(schema, bins), outputs, len(schema.features))
@@ -96,11 +103,10 @@ def additive(
 class Basis:
     """Smooth functions of the bins, of which shape functions are made while they are trained.
 
-    A number has a straight line over its standardised bins and what cosines of 1, 2, ... half waves add to it: ``components``
-    functions (fewer than bins) that are uncorrelated where the column is normal, each divided by its number to the power of
-    ``smoothness``.
-    With coefficients of one variance, a priori, slow changes are large and fast ones small. A 0/1
-    feature has itself, and a cell that may be missing the indicator that it is.
+    A number has a straight line over its standardised bins and what cosines of 1, 2, ... half waves add to it. These
+    ``components`` functions (fewer than bins) are uncorrelated where the column is normal, each divided by its number
+    to the power of ``smoothness``. With coefficients of one variance, a priori, slow changes are large and fast ones
+    small. A 0/1 feature has itself, and a cell that may be missing the indicator that it is.
 
     Attributes:
         feature: (q,) which encoded feature each function is of.
@@ -115,7 +121,17 @@ class Basis:
     def of(
         cls, schema: Schema, bins: int = BINS, components: int = COMPONENTS, smoothness: float = SMOOTHNESS
     ) -> Basis:
-        """Raises ValueError for fewer than 1 component or more than 64, and for a smoothness below 0 or above 10."""
+        """Return the functions of a schema's encoded features.
+
+        Args:
+            schema: The schema of the rows.
+            bins: Of a number, from 2 to 1,000.
+            components: Functions of a number, from 1 to 64; at most one fewer than bins are used.
+            smoothness: The power that makes fast changes small, from 0 to 10.
+
+        Raises:
+            ValueError: For bins, components or a smoothness outside these limits.
+        """
         edges = bin_edges(schema, bins)
         if not 1 <= components <= _MOST_COMPONENTS:  # a hospital's rows have as many numbers for each feature
             raise ValueError(f"components is {components}; it must be from 1 to {_MOST_COMPONENTS}")

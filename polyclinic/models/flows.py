@@ -78,13 +78,23 @@ def flow(
     kind: str, features: int, context: int = 0, transforms: int = 3, hidden: tuple[int, ...] = (32, 32), bins: int = 8,
     activation: str = "tanh",
 ) -> ConditionalFlow:  # fmt: skip
-    """A flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
+    """Return a flow of ``transforms`` autoregressive steps, each in the opposite order of the one before.
 
-    hidden: units of each step's masked layers. Fewer units than features lose some of what depends on what; no layer at all makes
-    a number of a "maf" normal, its mean affine in the numbers before it and the context and its log-scale in the context alone,
-    which has the fewest parameters. bins: of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
     It begins as its base whatever the seed of its inner layers: noise that few private steps need not forget.
-    Raises ConfigError for an unknown kind or activation, and for a number below 1.
+
+    Args:
+        kind: "maf" (affine) or "nsf" (splines).
+        features: The numbers of a row.
+        context: The numbers that the density depends on beside them; 0 means none.
+        transforms: The number of steps.
+        hidden: Units of each step's masked layers. Fewer units than features lose some of what depends on what. No
+            layer at all makes a number of a "maf" normal, its mean affine in the numbers before it and the context. Its
+            log-scale is then affine in the context alone, which has the fewest parameters.
+        bins: Of a spline ("nsf"), which acts from -5 to 5 and leaves the rest as it is.
+        activation: A key of ``ACTIVATIONS``.
+
+    Raises:
+        ConfigError: For an unknown kind or activation, and for a number below 1 (bins below 2, a context below 0).
     """
     for key, value, allowed in (("kind", kind, KINDS), ("activation", activation, tuple(ACTIVATIONS))):
         if value not in allowed:

@@ -28,12 +28,15 @@ _TAIL = 0.02
 class Forest(nn.Module):
     """(B, features) rows, NaN where a cell is missing, to (B, outputs): an intercept and the number of one leaf of each tree.
 
+    A question asks whether some features add up to more than its threshold. A tree of fewer questions answers the
+    others with yes.
+
     Attributes:
         leaves: (trees, 2 ** depth, outputs) numbers that are added up.
         intercept: (outputs,).
-        questions: (features, trees * depth) 1 for the features that a question is about: do they add up to more than its
-            ``thresholds``? ``sides``: in place of a missing cell, above or below all. A tree of fewer questions answers the
-            others with yes.
+        questions: (features, trees * depth) 1 for the features that a question is about.
+        thresholds: Of the questions.
+        sides: In place of a missing cell, above or below all.
     """
 
     #: Missing cells must reach the model as NaN.
@@ -68,10 +71,20 @@ def forest(
     features: int, outputs: int, schema: Schema, trees: int = TREES, depth: int = DEPTH, directions: int = DIRECTIONS,
     seed: int = 0,
 ) -> nn.Module:  # fmt: skip
-    """A forest over a schema's encoded features that predicts the same for everybody.
+    """Return a forest over a schema's encoded features that predicts the same for everybody.
 
-    directions: In which leaves move together; only training reads them. seed: Of the questions, which are public.
-    Raises ValueError for what is no whole number, for fewer than 1, or more than 512 trees, a depth of 7 or 300 directions.
+    Args:
+        features: The width of a row; the questions follow from the schema.
+        outputs: The number of outputs.
+        schema: The schema of the rows.
+        trees: From 1 to 512.
+        depth: From 1 to 7.
+        directions: In which leaves move together, from 1 to 300; only training reads them.
+        seed: Of the questions, which are public.
+
+    Raises:
+        ValueError: For what is no whole number or outside these limits, and for a negative seed or one that is too
+            large.
     """
     for name, value in {"trees": trees, "depth": depth, "directions": directions, "seed": seed}.items():
         least = int(name != "seed")

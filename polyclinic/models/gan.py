@@ -62,9 +62,13 @@ class OfLabel(nn.Module):
 class Products(nn.Module):
     """Appends the products of a row's columns, squares among them, of which a linear critic compares the means.
 
-    columns: of a row; the last ``label_columns`` of them are a one-hot label. Without a label a row of f columns becomes
-    its f columns and their f (f + 1) / 2 products; with one, the label, and both for each label, zero for the others: a
-    linear critic then compares each label's first and second moments. ``width``: the columns of what comes out.
+    Without a label a row of f columns becomes its f columns and their f (f + 1) / 2 products. With one it becomes the
+    label, and both for each label, zero for the others. A linear critic then compares each label's first and second
+    moments. ``width``: the columns of what comes out.
+
+    Args:
+        columns: Of a row; the last ``label_columns`` of them are a one-hot label.
+        label_columns: 0 for rows without a label.
     """
 
     first: Tensor
@@ -103,12 +107,25 @@ class Generator(nn.Module):
 
 
 def mlp_generator(columns: int, latent: int = 16, labels: int = 0, widths: Sequence[int] = (64, 64)) -> Generator:
-    """A perceptron with a linear output: (n, latent) and (n,) to (n, columns)."""
+    """Return a perceptron with a linear output: (n, latent) and (n,) to (n, columns).
+
+    Args:
+        columns: The width of a generated row.
+        latent: The width of a latent row.
+        labels: The number of labels; 0 for rows without one.
+        widths: Units of the hidden layers.
+    """
     return Generator(mlp_critic(latent + labels, columns, widths), labels)
 
 
 def mlp_critic(columns: int, outputs: int = 1, widths: Sequence[int] = (32,)) -> nn.Sequential:
-    """A perceptron, small by default, for noise grows with the root of its parameters: (n, columns) to (n, outputs)."""
+    """Return a perceptron, small by default, for noise grows with the root of its parameters: (n, columns) to (n, outputs).
+
+    Args:
+        columns: The width of a row, its one-hot label included.
+        outputs: The number of scores.
+        widths: Units of the hidden layers.
+    """
     layers: list[nn.Module] = []
     sizes = (columns, *widths)
     for inputs, units in pairwise(sizes):
@@ -117,7 +134,13 @@ def mlp_critic(columns: int, outputs: int = 1, widths: Sequence[int] = (32,)) ->
 
 
 def moment_critic(columns: int, outputs: int = 1, label_columns: int = 0) -> nn.Sequential:
-    """Linear in the columns and their products, of each label: its scores match first and second moments."""
+    """Return a critic that is linear in the columns and their products, of each label: it matches first and second moments.
+
+    Args:
+        columns: The width of a row, its one-hot label included.
+        outputs: The number of scores.
+        label_columns: The columns of the one-hot label, the last of a row; 0 for rows without one.
+    """
     products = Products(columns, label_columns)
     return nn.Sequential(products, nn.Linear(products.width, outputs))
 
@@ -125,10 +148,11 @@ def moment_critic(columns: int, outputs: int = 1, label_columns: int = 0) -> nn.
 class LabelledAffine(nn.Module):
     """For each of K labels an affine map of the latent row, a perceptron of both that begins at nothing, and a floor.
 
-    With normal latents the maps alone are a normal distribution for each label, of any covariance where there are as many
-    latents as columns; the perceptron bends it. The last ``columns`` latents are each column's own noise, of fixed
-    standard deviation ``floor``: a map that is fitted to noisy moments tends to be flat in directions in which patients
+    With normal latents the maps alone are a normal distribution for each label, of any covariance where there are as
+    many latents as columns; the perceptron bends it. The last ``columns`` latents are each column's own noise, of fixed
+    standard deviation ``floor``. A map that is fitted to noisy moments tends to be flat in directions in which patients
     hardly differ, and no measurement is as exact as that.
+
     (n, latent + columns) and (n,) int64 to (n, columns).
     """
 
@@ -151,5 +175,5 @@ class LabelledAffine(nn.Module):
         # All labels' maps and then the row's own: faster than a matrix for each row.
         maps = torch.einsum("nl,kcl->nkc", shared, self.weight) + self.bias
         chosen = nn.functional.one_hot(label, len(self.bias)).to(latent)
-        found = torch.einsum("nkc,nk->nc", maps, chosen) + self.floor * own
-        return found if self.bend is None else found + self.bend(shared, label)
+        features = torch.einsum("nkc,nk->nc", maps, chosen) + self.floor * own
+        return features if self.bend is None else features + self.bend(shared, label)

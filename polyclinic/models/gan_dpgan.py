@@ -15,7 +15,13 @@ _SLOPE = 0.1
 
 
 def dpgan_generator(columns: int, latent: int = 100, labels: int = 0) -> Generator:
-    """The MLP, latent-512-512-512-columns, with batch norm: (n, latent) and (n,) to (n, columns) in [0, 1]."""
+    """Return the MLP, latent-512-512-512-columns, with batch norm: (n, latent) and (n,) to (n, columns) in [0, 1].
+
+    Args:
+        columns: The width of a generated row.
+        latent: The width of a latent row.
+        labels: The number of labels; 0 for rows without one.
+    """
     layers: list[nn.Module] = []
     for inputs in (latent + labels, 512, 512):
         layers += [nn.Linear(inputs, 512), nn.BatchNorm1d(512), nn.LeakyReLU(_SLOPE)]
@@ -23,9 +29,16 @@ def dpgan_generator(columns: int, latent: int = 100, labels: int = 0) -> Generat
 
 
 def dcgan_generator(side: int, latent: int = 100, labels: int = 0, batch_norm: bool = False) -> Generator:
-    """Two linear layers and two transposed convolutions: (n, latent) and (n,) to (n, side * side) in [0, 1].
+    """Return two linear layers and two transposed convolutions: (n, latent) and (n,) to (n, side * side) in [0, 1].
 
-    DPGAN's has batch norm; Bie et al. 2023 do without. Raises ConfigError for a side that is not a multiple of 4.
+    Args:
+        side: Of the picture, a multiple of 4.
+        latent: The width of a latent row.
+        labels: The number of labels; 0 for rows without one.
+        batch_norm: DPGAN's has batch norm; Bie et al. 2023 do without.
+
+    Raises:
+        ConfigError: For a side that is not a multiple of 4.
     """
     seed = _quarter(side)
     layers: list[nn.Module] = [
@@ -39,10 +52,16 @@ def dcgan_generator(side: int, latent: int = 100, labels: int = 0, batch_norm: b
 
 
 def picture_critic(side: int, labels: int = 0, outputs: int = 1, batch_norm: bool = False) -> nn.Sequential:
-    """Two convolutions and two linear layers: (n, side * side + labels) to (n, outputs); each label is a plane.
+    """Return two convolutions and two linear layers: (n, side * side + labels) to (n, outputs); each label is a plane.
 
-    batch_norm: as in the published ``mlp.py``, which mixes patients, so that private training refuses it.
-    Raises ConfigError for a side that is not a multiple of 4.
+    Args:
+        side: Of the picture, a multiple of 4.
+        labels: The number of labels; 0 for rows without one.
+        outputs: The number of scores.
+        batch_norm: As in the published ``mlp.py``, which mixes patients, so that private training refuses it.
+
+    Raises:
+        ConfigError: For a side that is not a multiple of 4.
     """
     quarter = _quarter(side)
     return nn.Sequential(
@@ -54,9 +73,14 @@ def picture_critic(side: int, labels: int = 0, outputs: int = 1, batch_norm: boo
 
 
 def codes_generator(codes: int, latent: int = 128, labels: int = 0) -> Generator:
-    """latent-128-128 with batch norm, then the decoder 128-codes: (n, latent) and (n,) to (n, codes) in [0, 1].
+    """Return latent-128-128 with batch norm, then the decoder 128-codes: (n, latent) and (n,) to (n, codes) in [0, 1].
 
     The published decoder is trained on records without noise beforehand; this one begins as any layer does.
+
+    Args:
+        codes: The size of the vocabulary.
+        latent: The width of a latent row.
+        labels: The number of labels; 0 for rows without one.
     """
     code = nn.Sequential(nn.Linear(latent + labels, 128), nn.BatchNorm1d(128), nn.ReLU(), nn.Linear(128, 128))
     return Generator(nn.Sequential(code, nn.Linear(128, codes), nn.Sigmoid()), labels)

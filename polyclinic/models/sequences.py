@@ -199,9 +199,16 @@ def _waves(steps: int, width: int) -> Tensor:
 
 
 def gru(features: int, outputs: int, schema: Schema, widths: Sequence[int] = (32,)) -> nn.Module:
-    """(B, features) rows with trajectories to (B, outputs) logits. widths: The first is the number of the unit's states.
+    """Return a model of rows with trajectories: (B, features) to (B, outputs) logits.
 
-    Raises ConfigError for a schema without trajectories.
+    Args:
+        features: The width of a row.
+        outputs: The number of logits.
+        schema: The schema of the rows, with trajectories.
+        widths: The first is the number of the unit's states.
+
+    Raises:
+        ConfigError: For a schema without trajectories.
     """
     return Gru(features, outputs, schema, widths[0])
 

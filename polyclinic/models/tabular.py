@@ -32,9 +32,14 @@ def logistic_shapes(features: int, outputs: int) -> Mapping[str, tuple[int, ...]
 
 
 def mlp(features: int, outputs: int, widths: Sequence[int] = (32,)) -> nn.Module:
-    """Perceptron with tanh units (they train better than ReLU under clipping, Papernot et al. 2021).
+    """Return a perceptron with tanh units (they train better than ReLU under clipping, Papernot et al. 2021).
 
     (B, features) float to (B, outputs) logits. Its ``representation`` is what the last hidden layer makes of a row.
+
+    Args:
+        features: The width of a row.
+        outputs: The number of logits.
+        widths: Units of the hidden layers, at least one.
     """
     layers: list[nn.Module] = []
     for inputs, units in zip((features, *widths[:-1]), widths, strict=True):

@@ -123,9 +123,9 @@ class Description:
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The columns of all hospitals together and of each, overall and by group, and how much groups and hospitals differ."""
-        by_site = [self._read(schema, one) for one in answers]
+        by_site = [self._read(schema, answer) for answer in answers]
         together = [[added(group) for group in zip(*column, strict=True)] for column in zip(*by_site, strict=True)]
-        sites = [one.site for one in answers]
+        sites = [answer.site for answer in answers]
         between = {
             column.name: _largest(dict(zip(sites, map(added, of_sites), strict=True)))
             for column, of_sites in zip(self.parts(schema), zip(*by_site, strict=True), strict=True)
@@ -377,9 +377,9 @@ def count(value: float, error: float, fewest: float) -> dict[str, float | None]:
 def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
     """The largest standardised difference between two of the groups, and which these are; None where none is defined."""
     differences: list[dict[str, Any]] = [
-        {**difference, "groups": [one, other]}
-        for one, other in combinations(groups, 2)
-        if (difference := standardised_difference(groups[one], groups[other]))
+        {**difference, "groups": [first, other]}
+        for first, other in combinations(groups, 2)
+        if (difference := standardised_difference(groups[first], groups[other]))
     ]
     return max(differences, key=lambda each: abs(each["value"]), default=None)
 

@@ -175,18 +175,18 @@ def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnsw
         answers: Of each hospital, with its bill.
     """
     conclusion = question.conclude(schema, answers)
-    sites = {one.site: own | one.summary() for one, own in zip(answers, conclusion.by_site, strict=True)}
+    sites = {answer.site: own | answer.summary() for answer, own in zip(answers, conclusion.by_site, strict=True)}
     return {**conclusion.figures, **conclusion.product, "sites": sites, "privacy": cost_together(answers, schema.unit)}
 
 
 def cost_together(answers: Sequence[HospitalAnswer], unit: str) -> dict[str, Any]:
     """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas."""
-    first, delta = answers[0].pricing, max(one.pricing.delta for one in answers)
-    cost = max(one.cost for one in answers)
-    overlap = min(max(1 + one.elsewhere for one in answers), len(answers))
+    first, delta = answers[0].pricing, max(answer.pricing.delta for answer in answers)
+    cost = max(answer.cost for answer in answers)
+    overlap = min(max(1 + answer.elsewhere for answer in answers), len(answers))
     if overlap > 1:
         # Every kind of event as often as a patient can have met it: never less than they did.
-        counts = Counter(one.event for one in answers)
+        counts = Counter(answer.event for answer in answers)
         events = [SelfComposedDpEvent(event, min(count, overlap)) for event, count in counts.items()]
         cost = max(cost, epsilon(ComposedDpEvent(events), delta, first.accountant, first.relation))
     return {

@@ -120,11 +120,11 @@ class Relations:
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The imputer that the products of all hospitals make."""
-        noise = [self.plan(schema, one.pricing).policy_noise for one in answers]
-        imputer = imputer_of([one.answer.arrays["products"] for one in answers], noise, schema)
+        noise = [self.plan(schema, answer.pricing).policy_noise for answer in answers]
+        imputer = imputer_of([answer.answer.arrays["products"] for answer in answers], noise, schema)
         exact = self.epsilon is None
         facts = {"exact": exact, "mechanism": "exact" if exact else "gaussian", "features": list(imputer.features)}
-        return Conclusion(facts, [{"noise_multiplier": one} for one in noise], {"imputer": imputer})
+        return Conclusion(facts, [{"noise_multiplier": multiplier} for multiplier in noise], {"imputer": imputer})
 
 
 @lru_cache(maxsize=16)

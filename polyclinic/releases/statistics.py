@@ -228,10 +228,10 @@ class Statistic:
             chosen = mechanism.choose(quantile_scores(self, shard), stream).value
             return _answer(candidates(self, shard.schema)[[chosen]], np.array([np.nan]))
         if isinstance(mechanism, RandomisedResponse):
-            found = mechanism.counts(mechanism.answers(cell_numbers(self, shard), stream))
+            counts = mechanism.counts(mechanism.answers(cell_numbers(self, shard), stream))
             # A count's two answers are no and yes.
             of_yes = slice(1, None) if self.statistic == "count" else slice(None)
-            return _answer(found.value[of_yes], found.standard_error[of_yes])
+            return _answer(counts.value[of_yes], counts.standard_error[of_yes])
         assert isinstance(mechanism, Additive)
         noisy = mechanism.release(totals(self, shard, plan.points), stream)
         return _answer(noisy.value / plan.points, noisy.standard_error / plan.points)
@@ -240,7 +240,7 @@ class Statistic:
         """The statistic of all hospitals and of each."""
         value, error = self._estimate(schema, answers)
         by_site = [
-            dict(zip(("value", "standard_error"), self._estimate(schema, [one]), strict=True)) for one in answers
+            dict(zip(("value", "standard_error"), self._estimate(schema, [answer]), strict=True)) for answer in answers
         ]
         return Conclusion({
             "statistic": self.statistic, "column": self.column or None, "where": list(self.where),
@@ -250,7 +250,7 @@ class Statistic:
 
     def _estimate(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> tuple[Any, Any]:
         """Value and standard error from the cells added up; of values that hospitals chose each for itself, their median."""
-        cells, errors = (np.array([one.answer.arrays[name] for one in answers]) for name in ("cells", "errors"))
+        cells, errors = (np.array([answer.answer.arrays[name] for answer in answers]) for name in ("cells", "errors"))
         if np.isnan(errors).all():
             return float(np.median(cells)), None
         return self.estimate(schema, cells.sum(axis=0), np.sqrt((errors**2).sum(axis=0)))
@@ -326,12 +326,12 @@ def _condition(text: str, schema: Schema) -> Expression:
     for name, value in condition.compared:
         _check_compared(text, columns[name], value)
     for name, form in condition.reads:
-        known = categories(columns[name]) if columns[name].kind in LISTED else ()
-        if form not in ("number", "text") or (form == "number" and not _are_numbers(known)):
-            said = f"; {name} is one of {', '.join(known)}" if known else ""
+        allowed = categories(columns[name]) if columns[name].kind in LISTED else ()
+        if form not in ("number", "text") or (form == "number" and not _are_numbers(allowed)):
+            hint = f"; {name} is one of {', '.join(allowed)}" if allowed else ""
             raise ConfigError(
                 f"The condition {text!r} reads column {name!r} as a {form}; numbers are compared by < <= > >= == !=, and "
-                f"categories by ==, != or in{said}."
+                f"categories by ==, != or in{hint}."
             )
     return condition
 
@@ -340,10 +340,10 @@ def _check_compared(text: str, column: Column, value: str | float) -> None:
     """Raises ConfigError for a value that the column can never have."""
     (written,) = texts(pd.Series([value]))
     if column.kind in LISTED:
-        known = categories(column)
-        if written not in known:
+        allowed = categories(column)
+        if written not in allowed:
             raise ConfigError(
-                f"The condition {text!r} must compare {column.name} with one of {', '.join(known)}.{nearest(written, known)}"
+                f"The condition {text!r} must compare {column.name} with one of {', '.join(allowed)}.{nearest(written, allowed)}"
             )
         return
     low, high = bounds(column)
@@ -408,8 +408,8 @@ def selected(question: Statistic, shard: Shard) -> Bools:
     for name in {name for condition in conditions for name in condition.names}:
         column, value = askable(shard.schema, name), patient_values(shard, name)
         if column.kind in LISTED:
-            known = np.array([*categories(column), None], dtype=object)
-            value = known[np.where(np.isnan(value), len(known) - 1, np.nan_to_num(value)).astype(np.int64)]
+            names = np.array([*categories(column), None], dtype=object)
+            value = names[np.where(np.isnan(value), len(names) - 1, np.nan_to_num(value)).astype(np.int64)]
         table[name] = value
     chosen = np.ones(shard.patients, dtype=bool)
     for condition in conditions:
@@ -449,14 +449,14 @@ def patient_values(shard: Shard, name: str) -> Reals:
         rows = column_values(shard.x, shard.schema, name)
     seen = ~np.isnan(rows)
     value, patient = rows[seen], shard.patient[seen]
-    found = np.full(shard.patients, np.nan)
+    values = np.full(shard.patients, np.nan)
     if column.kind in _NUMERIC:
         count = np.bincount(patient, minlength=shard.patients)
         total = np.bincount(patient, value, minlength=shard.patients)
-        found[count > 0] = np.clip(total[count > 0] / count[count > 0], *bounds(column))
-        return found
+        values[count > 0] = np.clip(total[count > 0] / count[count > 0], *bounds(column))
+        return values
     width = len(categories(column))
     votes = np.bincount(patient * width + value.astype(np.int64), minlength=shard.patients * width)
     votes = votes.reshape(shard.patients, width)
-    found[votes.any(axis=1)] = votes[votes.any(axis=1)].argmax(axis=1)
-    return found
+    values[votes.any(axis=1)] = votes[votes.any(axis=1)].argmax(axis=1)
+    return values

@@ -115,23 +115,23 @@ class Survey:
             shard: The hospital's records, of which training patients count.
             stream: Draws the noise, and which codes and values a patient with many counts for.
         """
-        found = [_column_answer(plan, column, shard, stream) for column in plan.columns]
+        by_column = [_column_answer(plan, column, shard, stream) for column in plan.columns]
         return Answer({
-            "patients": np.concatenate([patients for patients, _ in found]),
-            "cells": np.array([len(patients) for patients, _ in found], dtype=np.int64),
+            "patients": np.concatenate([patients for patients, _ in by_column]),
+            "cells": np.array([len(patients) for patients, _ in by_column], dtype=np.int64),
             "errors": np.array([plan.error(column) for column in plan.columns]),
-        }, tuple(name for _, names in found for name in names))  # fmt: skip
+        }, tuple(name for _, names in by_column for name in names))  # fmt: skip
 
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The prepared schema, and for each column what was counted and what it alone cost."""
         columns = self.parts(schema)
-        by_column = zip(*(_counted(one.answer, columns) for one in answers), strict=True)
+        by_column = zip(*(_counted(answer.answer, columns) for answer in answers), strict=True)
         added = {column.name: _added(counts) for column, counts in zip(columns, by_column, strict=True)}
         product, figures_of_columns = prepared(schema, added, self.rules)
-        plans = [self.plan(schema, one.pricing) for one in answers]
+        plans = [self.plan(schema, answer.pricing) for answer in answers]
         figures: dict[str, Any] = {}
         for column in columns:
-            cost = max(one.pricing.cost(plan.part(column)) for plan, one in zip(plans, answers, strict=True))
+            cost = max(answer.pricing.cost(plan.part(column)) for plan, answer in zip(plans, answers, strict=True))
             mechanism = "exact" if self.epsilon is None else "gaussian, thresholded" if column.is_open else "gaussian"
             figures[column.name] = {
                 "mechanism": mechanism, "cells": len(added[column.name].patients),
@@ -156,14 +156,14 @@ def _counted(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
 
 def _added(counts: Sequence[Counted]) -> Counted:
     """Several hospitals' counts of one column; a value that a hospital tells nothing of counts as none there."""
-    error = float(np.sqrt(sum(one.error**2 for one in counts)))
-    if not any(one.names for one in counts):
-        return Counted(np.sum([one.patients for one in counts], axis=0), error)
-    names = sorted({name for one in counts for name in one.names})
+    error = float(np.sqrt(sum(counted.error**2 for counted in counts)))
+    if not any(counted.names for counted in counts):
+        return Counted(np.sum([counted.patients for counted in counts], axis=0), error)
+    names = sorted({name for counted in counts for name in counted.names})
     patients = np.zeros(len(names))
-    for one in counts:
-        if one.names:
-            patients[np.searchsorted(names, one.names)] += one.patients
+    for counted in counts:
+        if counted.names:
+            patients[np.searchsorted(names, counted.names)] += counted.patients
     return Counted(patients, error, tuple(names))
 
 
@@ -214,8 +214,8 @@ class Plan:
         """
         if self.noise_multiplier is None:
             return 0.0
-        one = -math.expm1(math.log1p(-self.threshold_delta) / self.survey.most(column))
-        return 1.0 + self.error(column) * -NormalDist().inv_cdf(one) * (1 + 1e-9)
+        probability = -math.expm1(math.log1p(-self.threshold_delta) / self.survey.most(column))
+        return 1.0 + self.error(column) * -NormalDist().inv_cdf(probability) * (1 + 1e-9)
 
 
 @lru_cache(maxsize=16)
@@ -241,8 +241,8 @@ def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> 
     names = sorted(counts)
     total = np.array([counts[name] * points for name in names], dtype=np.int64)
     noised = noisy(total, plan.noise_multiplier, stream) / points
-    kept = np.flatnonzero(noised >= plan.threshold(column))
-    return noised[kept], tuple(names[index] for index in kept)
+    shown = np.flatnonzero(noised >= plan.threshold(column))
+    return noised[shown], tuple(names[index] for index in shown)
 
 
 def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints:

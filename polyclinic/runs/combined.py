@@ -48,12 +48,12 @@ class CombinedRegression:
     @property
     def terms(self) -> dict[str, dict[str, Any]]:
         """By term, its estimate with an interval of 95 %."""
-        found = self.inference.combined
-        low, high = found.interval()
-        p = 2 * stats.t.sf(np.abs(found.estimate / found.standard_error), found.degrees_of_freedom)
+        combined = self.inference.combined
+        low, high = combined.interval()
+        p = 2 * stats.t.sf(np.abs(combined.estimate / combined.standard_error), combined.degrees_of_freedom)
         columns = {
-            "estimate": found.estimate, "standard_error": found.standard_error, "low": low, "high": high, "p": p,
-            "adjusted": found.adjusted,
+            "estimate": combined.estimate, "standard_error": combined.standard_error, "low": low, "high": high, "p": p,
+            "adjusted": combined.adjusted,
         }  # fmt: skip
         return {name: {key: values[at].item() for key, values in columns.items()} for at, name in enumerate(self.names)}
 
@@ -73,7 +73,7 @@ class CombinedRegression:
         # Of one model for all sets a certificate does not say what was measured.
         anew = self.inference.combined.rule == "full"
         pairs, products = (self.inference.apart, ", ".join(self.interactions)) if anew else ((), "")
-        apart = ", ".join(f"{one} and {other}" for one, other in pairs)
+        apart = ", ".join(f"{first} and {other}" for first, other in pairs)
         unsteady = ", ".join(name for name, row in self.terms.items() if row["adjusted"])
         return [
             *([f"Not measured together, so that the model made up how they depend on each other: {apart}."] if apart else []),
@@ -119,7 +119,9 @@ def combined_regression(
 
     def fitted(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         fit = _fit(method, schema, rows)
-        if missing := [name for name, one in zip(fit.names, fit.estimates, strict=True) if not np.isfinite(one)]:
+        if missing := [
+            name for name, estimate in zip(fit.names, fit.estimates, strict=True) if not np.isfinite(estimate)
+        ]:
             raise DataError(f"A set has no row with {missing[0]!r}; leave the term out, or draw more rows.")
         return fit.estimates, np.diag(fit.covariance)
 
@@ -131,8 +133,8 @@ def combined_regression(
 
 def _of_columns(schema: Schema, names: set[str]) -> Schema:
     """The schema with columns ``names`` and the label alone."""
-    kept = tuple(column for column in schema.columns if column.name in names or column.role == "label")
-    return schema.model_copy(update={"columns": kept, "rules": ()})
+    columns = tuple(column for column in schema.columns if column.name in names or column.role == "label")
+    return schema.model_copy(update={"columns": columns, "rules": ()})
 
 
 def _fit(method: ExactRegression, schema: Schema, rows: pd.DataFrame) -> Fit:

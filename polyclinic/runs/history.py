@@ -81,12 +81,12 @@ class History:
             )
         os.truncate(path, extent.size)
         records = records_in(content)
-        counts = Counter({kind: len(found) for kind, found in records.items()})
+        counts = Counter({kind: len(entries) for kind, entries in records.items()})
         return cls(path, counts, extent.size, digest), records
 
     def add(self, records: Mapping[str, Sequence[Record]]) -> Extent:
         """Write what is new of all ``records`` of each kind; returns once it is on the disk."""
-        lines = [{kind: one} for kind, every in records.items() for one in every[self.counts[kind] :]]
+        lines = [{kind: record} for kind, every in records.items() for record in every[self.counts[kind] :]]
         content = "".join(json_text(line) + "\n" for line in lines).encode()
         with self.path.open("ab") as file:
             file.write(content)

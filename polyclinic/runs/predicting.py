@@ -112,11 +112,11 @@ def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
         in_words = column.kind in ("binary", "ordinal", "categorical") and not is_numeric_dtype(records[column.name])
         if in_words and column.nullable and not column.other:
             cells = pd.Series(texts(records[column.name]), index=records.index, dtype=object)
-            known = (cells == "") | cells.isin(column.categories)
+            recognised = (cells == "") | cells.isin(column.categories)
             if not column.categories:  # a number other than 0 and 1 is a fault
-                known |= pd.to_numeric(cells, errors="coerce").notna() | cells.str.lower().isin(["true", "false"])
-            records[column.name] = cells.where(known & (cells != ""), None)
-            counts[column.name] = int((~known).sum())
+                recognised |= pd.to_numeric(cells, errors="coerce").notna() | cells.str.lower().isin(["true", "false"])
+            records[column.name] = cells.where(recognised & (cells != ""), None)
+            counts[column.name] = int((~recognised).sum())
     read = [f"{name!r} ({count:,})" for name, count in counts.items() if count]
     return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
 
@@ -145,8 +145,8 @@ def trained_on(rows: Encoded, trained: Iterable[Rows]) -> int:
 
     Features are compared to five digits of their public scale, which conversions of units may change.
     """
-    known = {key for part in trained for key in _keys(part.x, part.y)}
-    return sum(key in known for key in _keys(rows.x, rows.y)) if rows.y is not None else 0
+    keys = {key for part in trained for key in _keys(part.x, part.y)}
+    return sum(key in keys for key in _keys(rows.x, rows.y)) if rows.y is not None else 0
 
 
 def _keys(x: Floats, y: Labels) -> list[bytes]:
@@ -224,9 +224,9 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
     if arrays is None:
         raise ConfigError(f"{run.path} stopped before there was a model to judge.")
     scores = program.scores(run.schema(), arrays, rows)
-    told = [(part.patient, part.y, score) for part, score in zip(rows, scores, strict=True)]
+    parts = [(part.patient, part.y, score) for part, score in zip(rows, scores, strict=True)]
     objective = program.objective(run.schema())
-    return held_out_table(objective, config.split.rule, dict(zip(sites, told, strict=True))), []
+    return held_out_table(objective, config.split.rule, dict(zip(sites, parts, strict=True))), []
 
 
 def withheld_sentence(withheld: list[str], sites: int) -> str:

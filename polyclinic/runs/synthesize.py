@@ -74,7 +74,7 @@ def synthesize(
 
     def write(number: int, name: str, path: Path) -> None:
         rng = generator(seed, "synthesize", number)
-        by_value = (draw_where(models[number - 1], one, rng) for one in conditions)
+        by_value = (draw_where(models[number - 1], condition, rng) for condition in conditions)
         pieces = chain.from_iterable(by_value) if conditions else draw(models[number - 1], number_of_rows, rng)
         _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
@@ -88,15 +88,17 @@ def synthesize(
                 run.summary_json(), sets, able.together if able else [], able.patients if able else None, bool(conditions),
                 [column.name for column in _written(layout.schema) if column.kind == "code_set"],
             ),
-            "conditions": [{key: value for key, value in asdict(one).items() if key != "number"} for one in conditions],
+            "conditions": [
+                {key: value for key, value in asdict(condition).items() if key != "number"} for condition in conditions
+            ],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
             "columns": [name for column in _written(layout.schema) for name in column.record_names],
             "left_out": [c.name for c in layout.schema.columns if c not in _written(layout.schema)],
-            "rules": [asdict(one) | {"share": one.share} for one in broken],
+            "rules": [asdict(violations) | {"share": violations.share} for violations in broken],
             "files": [{"file": name, "rows": number_of_rows, "sha256": digest} for name, digest in digests.items()],
         }  # fmt: skip
-        found = certificate(run.summary_json(), run.name, sources, drawn)
-        path.write_text(json.dumps(found, indent=2, allow_nan=False), encoding="utf-8")
+        content = certificate(run.summary_json(), run.name, sources, drawn)
+        path.write_text(json.dumps(content, indent=2, allow_nan=False), encoding="utf-8")
 
     names = file_names(out, sets)
     files = {name: partial(write, number, name.name) for number, name in enumerate(names, start=1)}

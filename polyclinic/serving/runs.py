@@ -119,10 +119,10 @@ class Runs:
 
     def detail(self, name: str, after: int = 0) -> Record:
         """A run's summary with the rounds after ``after``, each hospital's newest figures, and the newest drop-outs."""
-        found = self.summary(name)
+        summary = self.summary(name)
         course = self._courses[name]
         rounds = [row for number, row in sorted(course.overall.items()) if number > after]
-        return found | {"course": rounds, "sites": course.sites, "dropouts": course.dropouts[-20:]}
+        return summary | {"course": rounds, "sites": course.sites, "dropouts": course.dropouts[-20:]}
 
     def _course(self, run: Run) -> Course:
         course = self._courses.setdefault(run.name, Course(run.history_file))
@@ -141,9 +141,9 @@ def _finished(path: Path) -> Record:
             return {}
         summary = json.loads(content)
         spent = [_number((summary.get(part) or {}).get("epsilon")) for part in ("privacy", "private_metrics")]
-        known = {"dataset": _text(summary["dataset"])} if "dataset" in summary else {}
+        figures = {"dataset": _text(summary["dataset"])} if "dataset" in summary else {}
         epsilons = [epsilon for epsilon in spent if epsilon is not None]
-        return known | ({"epsilon": max(epsilons)} if epsilons else {})
+        return figures | ({"epsilon": max(epsilons)} if epsilons else {})
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
@@ -154,12 +154,12 @@ def _config(path: Path) -> tuple[Record, str | None]:
         size, content = _read(path, 0, _MOST_CONFIG)
         if size > _MOST_CONFIG:
             raise ValueError("too long")
-        told = tomllib.loads(content.decode())
-        privacy = told.get("privacy", {})
+        config = tomllib.loads(content.decode())
+        privacy = config.get("privacy", {})
         shown = {
-            "dataset": None if told.get("dataset") is None else _text(told["dataset"]),
-            "strategy": None if told.get("strategy") is None else _text(told["strategy"]),
-            "rounds": None if told.get("rounds") is None else _whole(told["rounds"]),
+            "dataset": None if config.get("dataset") is None else _text(config["dataset"]),
+            "strategy": None if config.get("strategy") is None else _text(config["strategy"]),
+            "rounds": None if config.get("rounds") is None else _whole(config["rounds"]),
             "private": bool(privacy.get("dp", True)), "budget": _number(privacy.get("epsilon")),
         }  # fmt: skip
     except (OSError, ValueError, TypeError, AttributeError, RecursionError):
@@ -174,11 +174,11 @@ def _read(path: Path, offset: int, most: int) -> tuple[int, bytes]:
     A pipe that nobody writes to would keep whoever opens it waiting for ever.
     """
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:  # noqa: PTH123
-        told = os.fstat(file.fileno())
-        if not stat.S_ISREG(told.st_mode):
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file")
         file.seek(offset)
-        return told.st_size, file.read(most)
+        return status.st_size, file.read(most)
 
 
 def _text(value: object) -> str:

@@ -135,5 +135,5 @@ def _named(values: Mapping[str, Any]) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        said = ", ".join(f"{key}={value}" for key, value in values.items())
-        raise ConfigError(f"With {said}: {error}" if said else str(error)) from None
+        settings = ", ".join(f"{key}={value}" for key, value in values.items())
+        raise ConfigError(f"With {settings}: {error}" if settings else str(error)) from None

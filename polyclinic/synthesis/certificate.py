@@ -61,14 +61,14 @@ FEWEST_SETS = 10
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """The privacy of a run's summary: of all its hospitals together, and of each; None of a run without privacy."""
-    found = summary["privacy"]
-    central = found.get("central")
-    if found["delta"] is None and not central:
+    privacy = summary["privacy"]
+    central = privacy.get("central")
+    if privacy["delta"] is None and not central:
         return None
     sites = summary["metrics"]["sites"]
-    kept = ("epsilon", "delta", "unit", "relation", "accountant", "overlap", "composition")
+    keys = ("epsilon", "delta", "unit", "relation", "accountant", "overlap", "composition")
     return {
-        **{name: found.get(name) for name in kept},
+        **{name: privacy.get(name) for name in keys},
         "sites": {name: {key: site.get(key) for key in ("epsilon", "delta", "budget")} for name, site in sites.items()},
         "central": central
         and {name: central.get(name) for name in ("epsilon", "delta", "unit", "relation", "accountant")},
@@ -83,18 +83,18 @@ def guarantee_of(summary: Mapping[str, Any]) -> str:
         return f"{NO_GUARANTEE} {own}" if own else NO_GUARANTEE
     if privacy["epsilon"] is None and not privacy["central"]:
         return UNBOUNDED
-    said = []
+    promises = []
     if privacy["epsilon"] is not None:
-        said.append(
+        promises.append(
             f"each {privacy['unit']}: epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:g} ({privacy['relation']}, "
             f"{str(privacy['accountant']).upper()}; {privacy['composition']})"
         )
     if central := privacy["central"]:
-        said.append(
+        promises.append(
             f"each hospital as a whole: epsilon {central['epsilon']:.4g} at delta {central['delta']:g} ({central['relation']}, "
             f"{str(central['accountant']).upper()})"
         )
-    return f"Differential privacy of {', and of '.join(said)}."
+    return f"Differential privacy of {', and of '.join(promises)}."
 
 
 def inference_of(
@@ -186,7 +186,7 @@ def verify(file: str | Path, run: Mapping[str, Path] | None = None) -> dict[str,
     path = certificate_of(file)
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
-        files = {str(one["file"]): str(one["sha256"]) for one in read["files"]}
+        files = {str(entry["file"]): str(entry["sha256"]) for entry in read["files"]}
         digests = {name: str(read["sha256"][name]) for name in ("synthesizer", "ledger")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} is no certificate of synthetic records: {type(error).__name__}.") from None
@@ -197,8 +197,12 @@ def verify(file: str | Path, run: Mapping[str, Path] | None = None) -> dict[str,
     expected = {path.with_name(Path(name).name): digest for name, digest in files.items()}
     if run is not None:
         expected |= {path: digests[name] for name, path in run.items()}
-    checked = [{"file": str(one), "state": _state(one, digest)} for one, digest in expected.items()]
-    return {"certificate": str(path), "checked": checked, "intact": all(one["state"] == "intact" for one in checked)}
+    checked = [{"file": str(place), "state": _state(place, digest)} for place, digest in expected.items()]
+    return {
+        "certificate": str(path),
+        "checked": checked,
+        "intact": all(entry["state"] == "intact" for entry in checked),
+    }
 
 
 def _state(path: Path, digest: str) -> str:

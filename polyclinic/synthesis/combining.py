@@ -104,12 +104,12 @@ def combine(
         variance = np.where(adjusted, ratio * within, spread - within)
         freedom = np.where(adjusted, m - 1, (m - 1) * (1 - within / np.where(adjusted, np.inf, spread)) ** 2)
     else:
-        known, spread = (ratio * within, between / m) if rule == "partial" else (within, (1 + 1 / m) * between)
-        variance = known + spread
+        sampling, spread = (ratio * within, between / m) if rule == "partial" else (within, (1 + 1 / m) * between)
+        variance = sampling + spread
         with np.errstate(divide="ignore", invalid="ignore"):
-            freedom = np.where(spread > 0, (m - 1) * (1 + known / spread) ** 2, np.inf)
+            freedom = np.where(spread > 0, (m - 1) * (1 + sampling / spread) ** 2, np.inf)
             if rule == "multiple-imputation" and np.isfinite(complete_df):
-                observed = (complete_df + 1) / (complete_df + 3) * complete_df * known / variance
+                observed = (complete_df + 1) / (complete_df + 3) * complete_df * sampling / variance
                 freedom = 1 / (1 / freedom + 1 / observed)
     return Combined(rule, m, np.asarray(q.mean(axis=0)), variance, freedom, within, between, adjusted)
 

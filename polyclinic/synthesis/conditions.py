@@ -57,7 +57,7 @@ def conditions_of(text: str, layout: Layout) -> tuple[Condition, ...]:
     Raises ConfigError for another form, column, value or number.
     """
     conditions = tuple(_condition(part, layout) for part in _NEXT.split(text))
-    places = [(one.column, one.value) for one in conditions]
+    places = [(condition.column, condition.value) for condition in conditions]
     if twice := [f"{column}={value}" for column, value in places if places.count((column, value)) > 1]:
         raise ConfigError(f"--condition names {twice[0]} twice; give each value once.")
     return conditions
@@ -117,23 +117,23 @@ def draw_where(synthesizer: Synthesizer, condition: Condition, rng: np.random.Ge
     layout = synthesizer.layout
     by_label = condition.column == layout.schema.label.name and layout.hospitals == 1
     most = _LEAST_TRIES + _TRIES * condition.rows
-    found = drawn = 0
-    while found < condition.rows:
+    matching = drawn = 0
+    while matching < condition.rows:
         if drawn >= most:
-            surely = int(0.8 * _LEAST_TRIES * found / drawn)
+            surely = int(0.8 * _LEAST_TRIES * matching / drawn)
             raise ConfigError(
-                f"--condition {condition} is too rare: the generator gave {found:,} such rows in {drawn:,}; "
+                f"--condition {condition} is too rare: the generator gave {matching:,} such rows in {drawn:,}; "
                 + (f"ask for at most {surely:,}." if surely else "leave it out.")
             )
-        share = (found + 1) / (drawn + 1)
-        wanted = math.ceil(1.1 * (condition.rows - found) / share) + 16
+        share = (matching + 1) / (drawn + 1)
+        wanted = math.ceil(1.1 * (condition.rows - matching) / share) + 16
         rows = min(wanted, _piece(synthesizer.layout), most - drawn)
         labels = np.full(rows, condition.number, dtype=np.int64) if by_label else None
         z = _sample(synthesizer, rows, rng, labels)
-        kept = z[condition.holds(synthesizer.layout, z)][: condition.rows - found]
-        drawn, found = drawn + rows, found + len(kept)
-        if len(kept):
-            yield kept
+        piece = z[condition.holds(synthesizer.layout, z)][: condition.rows - matching]
+        drawn, matching = drawn + rows, matching + len(piece)
+        if len(piece):
+            yield piece
 
 
 def _piece(layout: Layout) -> int:

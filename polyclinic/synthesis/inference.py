@@ -57,8 +57,8 @@ def analyse_sets(
         DataError: A set is missing or was changed, or the sets are of another run.
     """
     path = Path(verify(certificate)["certificate"])
-    checked = {one["file"]: one["state"] for one in verify(path, run)["checked"]}
-    of_run = {str(one) for one in (run or {}).values()}
+    checked = {entry["file"]: entry["state"] for entry in verify(path, run)["checked"]}
+    of_run = {str(place) for place in (run or {}).values()}
     if changed := [file for file, state in checked.items() if state != "intact" and file not in of_run]:
         raise DataError(f"{changed[0]} is missing or not as {path} says; draw the sets again.")
     if others := [file for file, state in checked.items() if state != "intact"]:
@@ -68,11 +68,11 @@ def analyse_sets(
         raise DataError(
             f"{path} does not say {min(missing)!r}, without which nothing can be combined; draw the sets again."
         )
-    found, columns = read.get("inference") or {}, list(read["columns"])
+    combining, columns = read.get("inference") or {}, list(read["columns"])
     for name in variables:
         if name not in columns:
             raise ConfigError(f"variables names {name!r}; the sets have {several(columns)}.{nearest(name, columns)}")
-    rule, stated = found.get("rule"), found.get("patients")
+    rule, stated = combining.get("rule"), combining.get("patients")
     if None not in (patients, stated) and patients != stated:
         raise ConfigError(
             f"patients (--patients) is {patients:g}, but {path} says that the run was of {stated:,}; leave it out."
@@ -88,11 +88,11 @@ def analyse_sets(
             f"{path} does not say of how many patients the run was, by which rule {rule!r} scales variances; give the number as "
             "patients (--patients)."
         )
-    results = [analysis(_read(path.with_name(Path(one["file"]).name), list(variables))) for one in read["files"]]
+    results = [analysis(_read(path.with_name(Path(entry["file"]).name), list(variables))) for entry in read["files"]]
     estimates: Values = [estimate for estimate, _ in results]
     variances: Values = [variance for _, variance in results]
-    together = {frozenset(pair) for pair in found.get("measured_together", ())}
-    pairs = [*((name, name) for name in variables if name in found.get("several", ())), *combinations(variables, 2)]
+    together = {frozenset(pair) for pair in combining.get("measured_together", ())}
+    pairs = [*((name, name) for name in variables if name in combining.get("several", ())), *combinations(variables, 2)]
     apart = tuple(pair for pair in pairs if frozenset(pair) not in together)
     return Inference(combine(estimates, variances, rule, ratio=read["rows"] / patients), apart)
 

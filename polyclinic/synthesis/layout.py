@@ -109,7 +109,7 @@ class Layout:
     def names(self) -> tuple[str, ...]:
         """(D,) a name for each number."""
         features = feature_names(self.schema)
-        absent = [f"{name} missing" for name, one in zip(features, self.nullable, strict=True) if one]
+        absent = [f"{name} missing" for name, is_nullable in zip(features, self.nullable, strict=True) if is_nullable]
         label = self.schema.label.name
         return (*features, *absent, *([label] if self.label_scale else (f"{label}={k}" for k in range(self.classes))))
 
@@ -121,10 +121,10 @@ class Layout:
     @cached_property
     def numeric(self) -> Bools:
         """(D,) True for scaled numbers; the others are 0 or 1."""
-        found = np.zeros(self.width, dtype=bool)
-        found[: self.features] = standardised_mask(self.schema)
-        found[self.label] = self.label_scale is not None
-        return found
+        mask = np.zeros(self.width, dtype=bool)
+        mask[: self.features] = standardised_mask(self.schema)
+        mask[self.label] = self.label_scale is not None
+        return mask
 
     @cached_property
     def groups(self) -> tuple[slice, ...]:

@@ -55,12 +55,12 @@ def event(settings: TrainSettings, begun: bool = False) -> DpEvent:
             )
         whole = settings.noise.event(settings.noise_multiplier, settings.participation)
         return PAID_BEFORE if begun else whole
-    steps = sum(one.gradients for one in passes if not one.all_patients)
+    steps = sum(local_pass.gradients for local_pass in passes if not local_pass.all_patients)
     events = [dpsgd_event(settings.sample_rate, settings.noise_multiplier, steps)] if steps else []
-    for one in passes:
-        if one.all_patients:
+    for local_pass in passes:
+        if local_pass.all_patients:
             noise = settings.noise_multiplier / settings.sample_rate
-            events.append(SelfComposedDpEvent(gaussian_event(noise), one.gradients))
+            events.append(SelfComposedDpEvent(gaussian_event(noise), local_pass.gradients))
     return events[0] if len(events) == 1 else ComposedDpEvent(events)
 
 

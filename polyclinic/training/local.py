@@ -202,11 +202,15 @@ class LocalHalf:
         name = f"{type(self).__qualname__}.round"
         if not isinstance(trained, Trained):
             raise TypeError(f"{name} must return Trained(models), not a {type(trained).__name__}")
-        for what, returned, said in (("sent", trained.sent, self.sends), ("metrics", trained.metrics, self.metrics)):
-            if {*returned} != {*said}:
+        for what, returned, declared in (
+            ("sent", trained.sent, self.sends),
+            ("metrics", trained.metrics, self.metrics),
+        ):
+            if {*returned} != {*declared}:
                 where = "sends" if what == "sent" else what
                 raise RuntimeError(
-                    f"{name} returned {what} {sorted(returned)}, and the class has {where} {sorted(said)}; they must be the same"
+                    f"{name} returned {what} {sorted(returned)}, and the class has {where} {sorted(declared)}; they must be "
+                    "the same"
                 )
         if trained.own is not None and not self.personal:
             raise RuntimeError(f"{name} returned own; set personal = True in the class")

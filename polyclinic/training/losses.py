@@ -74,8 +74,8 @@ def check_loss(loss: Loss, outputs: int) -> None:
             )
         return
     if loss not in _OUTPUTS:
-        known = ", ".join(_OUTPUTS)
-        raise ConfigError(f"The loss {loss!r} is unknown; allowed are {known}.{nearest(loss, tuple(_OUTPUTS))}")
+        names = ", ".join(_OUTPUTS)
+        raise ConfigError(f"The loss {loss!r} is unknown; allowed are {names}.{nearest(loss, tuple(_OUTPUTS))}")
     fits, allowed = _OUTPUTS[loss]
     if not fits(outputs):
         raise ConfigError(f"The loss {loss!r} takes a model with {allowed}; this one has {outputs}.")

@@ -207,9 +207,9 @@ def check_module(module: nn.Module) -> None:
             f"The model has nn.{hidden[0].__name__}, which hides each patient's gradient; use {_HIDING[hidden[0]]} in its place."
         )
     if problems or tracking:
-        found = ", ".join(tracking) or str(problems[0]).splitlines()[0]
+        reason = ", ".join(tracking) or str(problems[0]).splitlines()[0]
         raise ConfigError(
-            f"The model mixes patients within a batch ({found}), so clipping one patient does not bound its influence; "
+            f"The model mixes patients within a batch ({reason}), so clipping one patient does not bound its influence; "
             "use group or layer normalisation, or none."
         )
 
@@ -264,10 +264,10 @@ def _check_apart(made: Builder, arrays: Arrays, features: int) -> None:
         _probe(first, own)
         _probe(second, other)
     same = all(torch.equal(a, b) for a, b in zip(_probe(first, batches[0]), _probe(second, batches[0]), strict=True))
-    kept = [{**dump(module), **_parameters(module)} for module in (first, second)]
+    states = [{**dump(module), **_parameters(module)} for module in (first, second)]
     if (
         not same
-        or any(not np.array_equal(kept[0][name], kept[1][name]) for name in kept[0])
+        or any(not np.array_equal(states[0][name], states[1][name]) for name in states[0])
         or any(not np.array_equal(value, arrays[name].astype(np.float64)) for name, value in _parameters(first).items())
     ):
         raise ConfigError(
@@ -287,8 +287,8 @@ def _rows_stay_apart(made: Builder, batch: Tensor) -> bool:
         for row in range(len(batch)):
             changed = batch.clone()
             changed[row] = 7.0
-            kept = torch.arange(len(batch)) != row
-            if not torch.allclose(_probe(made(), changed)[0][kept], together[0][kept], rtol=1e-6, atol=1e-9):
+            others = torch.arange(len(batch)) != row
+            if not torch.allclose(_probe(made(), changed)[0][others], together[0][others], rtol=1e-6, atol=1e-9):
                 return False
         return True
     alone = [_probe(made(), batch[row : row + 1], offset=row) for row in range(len(batch))]
@@ -315,17 +315,17 @@ def _probe(module: nn.Module, rows: Tensor, offset: int = 0, fork: bool = True) 
         if isinstance(part, nn.modules.dropout._DropoutNd):
             part.eval()
     with seeded(0) if fork else nullcontext():
-        found = torch.as_tensor(module(rows))
+        outputs = torch.as_tensor(module(rows))
         # Each row with a weight of its own, so that gradients of different rows do not stand in for each other.
-        weight = torch.cos(torch.arange(offset, offset + len(found), dtype=found.dtype) + 1.0)
-        weight = weight.reshape(-1, *([1] * (found.dim() - 1)))
-        if found.requires_grad:
-            torch.autograd.backward((torch.tanh(found) * weight).sum())
+        weight = torch.cos(torch.arange(offset, offset + len(outputs), dtype=outputs.dtype) + 1.0)
+        weight = weight.reshape(-1, *([1] * (outputs.dim() - 1)))
+        if outputs.requires_grad:
+            torch.autograd.backward((torch.tanh(outputs) * weight).sum())
     gradients = [
         torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in module.parameters() if p.requires_grad
     ]
     module.zero_grad(set_to_none=True)
-    return [found.detach(), *gradients]
+    return [outputs.detach(), *gradients]
 
 
 def _parameters(module: nn.Module) -> Arrays:

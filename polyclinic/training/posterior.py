@@ -183,18 +183,18 @@ def places(layout: Layout, columns: Sequence[str]) -> Ints:
 
     Raises ConfigError for a name that is not there.
     """
-    known = {name: place for place, name in enumerate(layout.names)} | _outcome(layout)
+    places_by_name = {name: place for place, name in enumerate(layout.names)} | _outcome(layout)
     for name in columns:
-        if name not in known:
+        if name not in places_by_name:
             why = (
                 f" The label has {layout.classes} classes; name one of them as '{layout.schema.label.name}=1'."
                 if name == layout.schema.label.name
-                else nearest(name, known)
+                else nearest(name, places_by_name)
             )
             raise ConfigError(
                 f"Configuration key 'posterior.columns': the schema has no number {name!r} in a record.{why}"
             )
-    return np.array([known[name] for name in columns], dtype=np.int64)
+    return np.array([places_by_name[name] for name in columns], dtype=np.int64)
 
 
 def chosen(layout: Layout, text: str) -> tuple[str, ...]:
@@ -205,17 +205,17 @@ def chosen(layout: Layout, text: str) -> tuple[str, ...]:
     """
     whole = {column.name: _numbers_of(layout, column.name) for column, _ in layout.columns}
     given = [part.strip() for part in text.split(",")] if text.strip() else [*whole, layout.schema.label.name]
-    found = [name for part in given for name in (whole.get(part) or [part])]
-    twice = next((name for name in found if found.count(name) > 1), None)
+    names = [name for part in given for name in (whole.get(part) or [part])]
+    twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"Configuration key 'posterior.columns' names {twice!r} twice.")
-    outcome = found[-1]
+    outcome = names[-1]
     if outcome in layout.names and _may_miss(layout, outcome):
         raise ConfigError(
             f"Configuration key 'posterior.columns' has {outcome!r} last, which may be missing: an outcome is not "
             "filled in; name one that every record has."
         )
-    return tuple(found)
+    return tuple(names)
 
 
 def _numbers_of(layout: Layout, name: str) -> list[str]:

@@ -38,12 +38,12 @@ def train_shadows(
     rows = [[part.of_patients(inside[shadow]) for part, inside in hospitals] for shadow in shadows]
     weights = [np.array([part.patients for part in own], dtype=np.float64) for own in rows]
     models = [dict(arrays) for _ in shadows]
-    kept: list[list[Arrays]] = [[{} for _ in hospitals] for _ in shadows]
+    kept_arrays: list[list[Arrays]] = [[{} for _ in hospitals] for _ in shadows]
     for number in range(rounds):
         work = [
             SiteWork(
                 part, keyed_stream(seed, "shadow-batches", *key), keyed_stream(seed, "shadow-noise", *key),
-                float(max(part.patients, 1)), kept[shadow][site], keyed_stream(seed, "shadow-layers", *key),
+                float(max(part.patients, 1)), kept_arrays[shadow][site], keyed_stream(seed, "shadow-layers", *key),
                 own=models[shadow], number=site,
             )
             for shadow in shadows for site, part in enumerate(rows[shadow])
@@ -52,7 +52,7 @@ def train_shadows(
         updates = iter(task.train(build, arrays, work, replace(settings, double=False)))
         for shadow in shadows:
             mine = [next(updates) for _ in hospitals]
-            kept[shadow] = [update.kept for update in mine]
+            kept_arrays[shadow] = [update.kept for update in mine]
             models[shadow] = _mean([update.arrays for update in mine], weights[shadow])
     return models
 

@@ -82,9 +82,9 @@ class SumsTask(Judged):
     def asked(self, question: Mapping[str, np.ndarray]) -> Self:
         """The task of a round with this question. Raises ConfigError, before anything is charged, for one that no sum
         follows from."""
-        found = replace(self, question=question)
-        found._check_question()
-        return found
+        task = replace(self, question=question)
+        task._check_question()
+        return task
 
     @property
     def size(self) -> int:
@@ -172,7 +172,7 @@ class SumsTask(Judged):
         z = layout.rows(rng.uniform(-1, 1, (7, layout.features)), layout.some_labels(7))
         z[:, ~layout.numeric] = z[:, ~layout.numeric] > 0.5
         try:
-            found = method.contributions(self._round, given, z, patient, 3)
+            vectors = method.contributions(self._round, given, z, patient, 3)
             alone = [
                 method.contributions(
                     self._round, given, z[patient == at], np.zeros((patient == at).sum(), dtype=np.int64), 1
@@ -184,12 +184,14 @@ class SumsTask(Judged):
             raise ConfigError(
                 f"The question of round {self._round} is not one that {method.name} can answer: {type(error).__name__}."
             ) from error
-        if not np.isfinite(found).all():
+        if not np.isfinite(vectors).all():
             raise ConfigError(f"The question of round {self._round} gives {method.name} vectors that are not finite.")
-        if not np.allclose(found, np.concatenate(alone), rtol=1e-6, atol=1e-9):
+        if not np.allclose(vectors, np.concatenate(alone), rtol=1e-6, atol=1e-9):
             raise ConfigError(f"The method {method.name} mixes patients: one's rows change another's part of the sum.")
-        if found.shape[1] != size:
-            raise ConfigError(f"The method {method.name} sums {found.shape[1]} numbers, but says that it sums {size}.")
+        if vectors.shape[1] != size:
+            raise ConfigError(
+                f"The method {method.name} sums {vectors.shape[1]} numbers, but says that it sums {size}."
+            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,11 +236,11 @@ class GameTask(Judged):
     def asked(self, question: Mapping[str, np.ndarray]) -> GameTask:
         """The task of a round with this generator. Raises ConfigError, before anything is charged, for one that generates
         nothing here."""
-        found = replace(self, question={name: value for name, value in question.items() if name != ROUND})
-        game, layout = found.game, found.layout
+        task = replace(self, question={name: value for name, value in question.items() if name != ROUND})
+        game, layout = task.game, task.layout
         labels = np.zeros(1, dtype=np.int64)
         try:
-            generator = generator_of(game, layout, found.question)
+            generator = generator_of(game, layout, task.question)
             rows = fake_rows(generator, game, layout, labels, np.random.default_rng(0))
         except Exception as error:
             raise ConfigError(
@@ -247,7 +249,7 @@ class GameTask(Judged):
         if not np.isfinite(rows).all():
             raise ConfigError("The message's generator gives numbers that are not finite: it has diverged.")
         check_generator(generator, game, layout)
-        return found
+        return task
 
     #: The critic's steps cost what those of private classification do.
     event = staticmethod(classification.event)
@@ -293,7 +295,7 @@ class GameTask(Judged):
             if published is not None:
                 return published
         # Batches are drawn here, so that only who is in one gets generated rows; of those the whole is then the batch.
-        one = replace(settings, local_steps=1, loss=game.loss, sample_rate=1.0)
+        step_settings = replace(settings, local_steps=1, loss=game.loss, sample_rate=1.0)
         real = [layout.rows(site.rows.x, site.rows.y, site.number) for site in work]
         draws = [np.random.default_rng(int(site.layers.uniform(1)[0] * 2**53)) for site in work]
         updates: list[SiteUpdate] = []
@@ -311,7 +313,7 @@ class GameTask(Judged):
                     site = replace(site, own=updates[index].arrays, kept=updates[index].kept)
                 expected = settings.sample_rate * (site.public_patients or patients)
                 now.append(replace(site, rows=rows, public_patients=expected, sampling=keyed_stream(0, "all")))
-            updates = classification.train(build, arrays, now, one)
+            updates = classification.train(build, arrays, now, step_settings)
             if self.clips:
                 updates = [replace(update, arrays=game.clipped(update.arrays)) for update in updates]
             losses.append([update.loss for update in updates])

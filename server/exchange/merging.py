@@ -31,8 +31,8 @@ def merge(replies: Sequence[Message], key: str) -> list[Message]:
     if any(key not in metrics for metrics in figures):
         return list(replies)
     weights = [float(metrics[key]) for metrics in figures]  # type: ignore[arg-type]
-    found = [(reply, arrays_of(reply), weight) for reply, weight in zip(replies, weights, strict=True)]
-    carriers = [(reply, *arrays[0], _record_of(reply).get(WEIGHT, weight)) for reply, arrays, weight in found if arrays]
+    parts = [(reply, arrays_of(reply), weight) for reply, weight in zip(replies, weights, strict=True)]
+    carriers = [(reply, *arrays[0], _record_of(reply).get(WEIGHT, weight)) for reply, arrays, weight in parts if arrays]
     borne = [float(weight) for *_, weight in carriers]  # type: ignore[arg-type]
     total = math.fsum(weights)
     if not math.isclose(math.fsum(borne), total, rel_tol=1e-9):

@@ -40,24 +40,24 @@ class PromptGrid(PassingGrid):
         """The replies that are there; of real hospitals each by itself, for Flower fails on all at once if it cannot read one."""
         if self.simulates:
             return list(self._grid.pull_messages(message_ids))
-        found: list[Message] = []
+        replies: list[Message] = []
         for name in message_ids:
             try:
-                found += self._grid.pull_messages([name])
+                replies += self._grid.pull_messages([name])
             except (httpx.HTTPError, OSError):  # the SuperLink's, not the hospital's
                 raise
             except Exception as error:
                 log(ERROR, "Polyclinic: a reply cannot be read.", exc_info=error)
-                found.append(
+                replies.append(
                     Message(Error(FAILED, "its reply is no message that can be read"), reply_to=self._asked[name])
                 )
-        for reply in found:
+        for reply in replies:
             asked = self._asked.pop(reply.metadata.reply_to_message_id, None)
             if reply.has_error() and asked and asked.metadata.message_type != ENROL:  # of those the run itself tells
                 node, names = asked.metadata.dst_node_id, registered_names(self._grid)
                 reason = without_name(names.get(node, ""), reason_of(reply))
                 log(WARNING, "Polyclinic: %s gives no result: %s", node_title(node, names), reason)
-        return found
+        return replies
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """The replies that came within ``timeout`` seconds (None: however long it takes), in order of arrival."""
@@ -88,6 +88,6 @@ def replies_to(grid: Grid, messages: Iterable[str], timeout: float | None) -> li
 
 def _without_content(message: Message, name: str) -> Message:
     asked = message.metadata
-    found = Message(RecordDict(), asked.dst_node_id, asked.message_type, group_id=asked.group_id)
-    found.metadata.__dict__["_message_id"] = name
-    return found
+    emptied = Message(RecordDict(), asked.dst_node_id, asked.message_type, group_id=asked.group_id)
+    emptied.metadata.__dict__["_message_id"] = name
+    return emptied

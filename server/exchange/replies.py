@@ -84,10 +84,10 @@ def accept(
 
 def _unheard(state: RunState, site: Site, reply: Message, request: str | None) -> str | None:
     """Why what a reply says of the hospital's ledger makes no sense, or None; notes it in ``state`` where it does."""
-    told = reply.content.get(RECORD)
-    if isinstance(told, ConfigRecord):
+    record = reply.content.get(RECORD)
+    if isinstance(record, ConfigRecord):
         try:
-            state.hear(site.name, told, request)
+            state.hear(site.name, record, request)
         except PolyclinicError as error:
             return str(error)
     return None
@@ -95,15 +95,15 @@ def _unheard(state: RunState, site: Site, reply: Message, request: str | None) -
 
 def _miscounted(reply: Message, counted: float | None) -> str | None:
     """Why a reply's weight is not the hospital's, or None: one that claimed more would have the mean to itself."""
-    said = metrics_of(reply).get(EXAMPLES)
+    claimed = metrics_of(reply).get(EXAMPLES)
     if (
         counted is None
         or is_merged(reply)
-        or not isinstance(said, int | float)
-        or math.isclose(said, counted, rel_tol=1e-6)
+        or not isinstance(claimed, int | float)
+        or math.isclose(claimed, counted, rel_tol=1e-6)
     ):
         return None
-    return f"it says that it trained on {said:g} examples, where {counted:g} were counted before the first round"
+    return f"it says that it trained on {claimed:g} examples, where {counted:g} were counted before the first round"
 
 
 def unpack(reply: Message, like: Arrays, how: Compression) -> str | None:

@@ -170,11 +170,11 @@ class SecureSum:
 
         wanted = {"shares": (len(self.parties), SHARE_BYTES)}
         signers = [site for site in self.parties if site.index in confirmed]
-        found, dropped = _ask(self.run, self.round, signers, SECURE_UNMASK, SecureUnmaskRequest, message, wanted)
-        _check_enough(found, dropped, self.terms.threshold, f"Round {self.round}, removing masks")
+        answered, dropped = _ask(self.run, self.round, signers, SECURE_UNMASK, SecureUnmaskRequest, message, wanted)
+        _check_enough(answered, dropped, self.terms.threshold, f"Round {self.round}, removing masks")
         shares = {
             self._position(index) + 1: dict(zip(self.indices, map(bytes, arrays["shares"]), strict=True))
-            for index, arrays in list(found.items())[: self.terms.threshold]
+            for index, arrays in list(answered.items())[: self.terms.threshold]
         }
         return shares, dropped
 
@@ -183,11 +183,11 @@ class SecureSum:
 
     def _seed(self, party: Site, shares: dict[int, bytes], arrived: dict[int, np.ndarray]) -> bytes:
         """The seed of the own mask of a party that arrived, of the pair masks of one that did not."""
-        seed, told = secure_sum.join(shares), self.keys[party.index]
+        seed, keys = secure_sum.join(shares), self.keys[party.index]
         if party.index in arrived:
-            fits = secure_sum.commitment(seed) == bytes(told["commitment"])
+            fits = secure_sum.commitment(seed) == bytes(keys["commitment"])
         else:
-            fits = secure_sum.public_key(seed) == bytes(told["mask"])
+            fits = secure_sum.public_key(seed) == bytes(keys["mask"])
         if not fits:
             raise SumRefused(f"Round {self.round}: the shares of a seed of {party.name!r} do not fit its keys.")
         return seed
@@ -240,9 +240,9 @@ def begin(
     _check_enough(keys, dropped, threshold, f"Round {number}, keys")
     peers = tuple(site for site in cohort if site.index in keys)
     counted = [public_patients.get(site.name) for site in cohort]
-    known = [count for count in counted if count is not None]
+    patient_counts = [count for count in counted if count is not None]
     weights = {
-        site.name: count / max(known) if count is not None and len(known) == len(cohort) else 1.0
+        site.name: count / max(patient_counts) if count is not None and len(patient_counts) == len(cohort) else 1.0
         for site, count in zip(cohort, counted, strict=True)
     }
     public = {name: np.stack([keys[site.index][name] for site in peers])
@@ -258,7 +258,7 @@ def begin(
     _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
     terms = secure_terms(run.config, flattened(arrays).size, len(peers), threshold, noise_multiplier)
     # Where gradient sums are summed, a hospital's weighted update is the learning rate times its own, over the largest count.
-    scale = learning_rate / max(known, default=1.0) if run.config.secure.shared_noise else 1.0
+    scale = learning_rate / max(patient_counts, default=1.0) if run.config.secure.shared_noise else 1.0
     parties = tuple(site for site in peers if site.index in shared)
     return SecureSum(run, number, terms, peers, parties, keys, shared, weights, scale), dropped + later
 
@@ -304,17 +304,17 @@ def _ask(
         return request(run=run.name, site=site.index, home=run.home, round=number)
 
     exchange = SiteGrid(run.grid, sites, asked, {}).exchange(messages, run.config.timeout)
-    found: dict[int, Arrays] = {}
+    answers: dict[int, Arrays] = {}
     for site, reply in exchange.replies:
         record = reply.content.get(SECURE)
         arrays = from_record(record) if isinstance(record, ArrayRecord) else {}
         if {name: (value.shape, value.dtype) for name, value in arrays.items()} == {
             name: (shape, np.dtype(np.uint8)) for name, shape in wanted.items()
         }:
-            found[site.index] = arrays
+            answers[site.index] = arrays
         else:
             exchange.dropped.append((site, f"the reply does not hold {', '.join(wanted)}"))
-    return found, exchange.dropped
+    return answers, exchange.dropped
 
 
 def _check_enough(found: dict[int, Any], dropped: Dropped, threshold: int, when: str) -> None:

@@ -98,8 +98,8 @@ def reason_of(reply: Message) -> str:
 
 def one_line(reason: str) -> str:
     """A hospital's words as one line of printed text that is not too long to read."""
-    said = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
-    return said or "no reason given"
+    line = " ".join("".join(char if char.isprintable() else " " for char in reason[:_LONGEST]).split())
+    return line or "no reason given"
 
 
 def by_index(replies: Iterable[Message], asked: Mapping[int, int]) -> dict[int, Message]:
@@ -177,12 +177,12 @@ class SiteGrid(PassingGrid):
         """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""
         addressed = sorted((self._addressed(message) for message in messages), key=lambda pair: pair[0].index)
         replies = self._grid.send_and_receive([message for _, message in addressed], timeout=timeout)
-        found = by_index(replies, {site.index: site.node for site, _ in addressed})
+        replies_by_index = by_index(replies, {site.index: site.node for site, _ in addressed})
         exchange = Exchange([])
         counted: dict[int, int] = {}
         speaks_for_itself = not getattr(self._grid, "merges", False)
         for site, message in addressed:
-            reply = found.get(site.index) or Message(Error(NO_REPLY, silence(timeout)), reply_to=message)
+            reply = replies_by_index.get(site.index) or Message(Error(NO_REPLY, silence(timeout)), reply_to=message)
             reply.metadata.__dict__["_src_node_id"] = site.id
             if reply.has_error():
                 if reply.error.code == REFUSED:
@@ -224,6 +224,6 @@ def put(
 
 def _speak_for_itself(reply: Message) -> None:
     """Take back a claim to be merged with others, which no real hospital's reply is."""
-    for told in reply.content.config_records.values():
+    for record in reply.content.config_records.values():
         for claim in (MERGED, WEIGHT):
-            told.pop(claim, None)
+            record.pop(claim, None)

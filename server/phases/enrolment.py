@@ -138,11 +138,11 @@ def enrol(
     nodes = sorted(_wait_for_nodes(grid, 1, deadline, only))
     asked = dict(enumerate(nodes))
     registered = registered_names(grid)
-    found = _ask(grid, request, asked, timeout, registered)
-    claims = Counter(told.simulated for _, _, told in found.good)
+    early = _ask(grid, request, asked, timeout, registered)
+    claims = Counter(hospital.simulated for _, _, hospital in early.good)
     simulated = simulates and claims[True] > claims[False]
     if simulated:
-        total = Counter(told.sites for _, _, told in found.good if told.simulated).most_common(1)[0][0]
+        total = Counter(hospital.sites for _, _, hospital in early.good if hospital.simulated).most_common(1)[0][0]
         more = {place: nodes[place % len(nodes)] for place in range(len(nodes), total)}
         asked |= more
     else:
@@ -152,18 +152,18 @@ def enrol(
         total, asked = total + len(new), asked | more
         registered |= registered_names(grid) if new else {}
     later = _ask(grid, request, more, timeout, registered)
-    _await_approval(grid, request, asked, (found, later), registered, approval_wait)
-    good = [one for one in (*found.good, *later.good) if one[0] < total]
-    absent = {**found.erred, **later.erred} | dict.fromkeys((*found.silent, *later.silent), silence(timeout))
+    _await_approval(grid, request, asked, (early, later), registered, approval_wait)
+    good = [answer for answer in (*early.good, *later.good) if answer[0] < total]
+    absent = {**early.erred, **later.erred} | dict.fromkeys((*early.silent, *later.silent), silence(timeout))
     names = only or {}
     dropped = [
         (f"site {place}" if simulated else names.get(asked[place], node_title(asked[place], registered)), why)
         for place, why in sorted(absent.items()) if place < total
     ]  # fmt: skip
     sites, others = _sites(good, simulated, registered)
-    waiting = [*found.waiting.values(), *later.waiting.values()]
-    dropped += [(name, why) for _, name, why in found.refused + later.refused + waiting]
-    dropped += found.unread + later.unread + others
+    waiting = [*early.waiting.values(), *later.waiting.values()]
+    dropped += [(name, why) for _, name, why in early.refused + later.refused + waiting]
+    dropped += early.unread + later.unread + others
     if not sites:
         # Of one hospital alone there is no question whose the reason is.
         alone = len(dropped) == 1 or simulated
@@ -275,25 +275,27 @@ def _await_approval(
 ) -> None:  # fmt: skip
     """Ask hospitals where a person must approve the run until all have decided or the time is over; ``answers`` then have it."""
     deadline, before = time.monotonic() + seconds, ""
-    while time.monotonic() < deadline and (waiting := [name for one in answers for _, name, _ in one.waiting.values()]):
-        ready = sorted(told.site for one in answers for _, _, told in one.good)
+    while time.monotonic() < deadline and (
+        waiting := [name for batch in answers for _, name, _ in batch.waiting.values()]
+    ):
+        ready = sorted(hospital.site for batch in answers for _, _, hospital in batch.good)
         line = f"waits for approval at {several(sorted(waiting))}; ready: {several(ready) or 'none'}"
-        refused = whose((name, why) for one in answers for _, name, why in one.refused)
+        refused = whose((name, why) for batch in answers for _, name, why in batch.refused)
         line += f"; refused: {refused}" if refused else ""
         if line != before:
             log(INFO, "Polyclinic: %s", line)
         before = line
         time.sleep(min(_APPROVAL_POLL, max(0.0, deadline - time.monotonic())))
-        for one in answers:
-            again = _ask(grid, request, {place: asked[place] for place in one.waiting}, _APPROVAL_ANSWER, names)
+        for batch in answers:
+            again = _ask(grid, request, {place: asked[place] for place in batch.waiting}, _APPROVAL_ANSWER, names)
             # Whose node is silent, as while it is started anew, still waits.
-            still = {place: one.waiting[place] for place in again.silent}
-            one.waiting.clear()
-            one.waiting.update(still | again.waiting)
-            one.good.extend(again.good)
-            one.refused.extend(again.refused)
-            one.unread.extend(again.unread)
-            one.erred.update(again.erred)
+            still = {place: batch.waiting[place] for place in again.silent}
+            batch.waiting.clear()
+            batch.waiting.update(still | again.waiting)
+            batch.good.extend(again.good)
+            batch.refused.extend(again.refused)
+            batch.unread.extend(again.unread)
+            batch.erred.update(again.erred)
 
 
 def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[int, str]) -> _Answers:
@@ -304,9 +306,9 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[i
             answers.erred[place] = reason_of(reply)
             continue
         record = reply.content.get(RECORD)
-        said = dict(record) if isinstance(record, ConfigRecord) else None
+        fields = dict(record) if isinstance(record, ConfigRecord) else None
         try:
-            who = _Who.model_validate(said)
+            who = _Who.model_validate(fields)
             # An older or newer hospital may say the rest otherwise.
             why = version_conflict(who.versions, versions()) or who.refusal
             if why and who.waits:
@@ -314,7 +316,7 @@ def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[i
             elif why:
                 answers.refused.append((asked[place], who.site, one_line(why)))
             else:
-                answers.good.append((place, asked[place], _Told.model_validate(said)))
+                answers.good.append((place, asked[place], _Told.model_validate(fields)))
                 if (its := who.versions.get("polyclinic", "")) != polyclinic.__version__:
                     log(WARNING, "Polyclinic: %s has version %r, the coordinator has %s; both have privacy format %d.",
                         who.site, its, polyclinic.__version__, PRIVACY_FORMAT)  # fmt: skip
@@ -335,19 +337,19 @@ def _sites(
     schema = cache(lambda text: Schema.from_dict(json.loads(text)))
     sites: list[Site] = []
     dropped: Dropped = []
-    for place, node, told in good if simulated else sorted(good, key=lambda one: one[2].site):
-        if told.simulated != simulated:
-            kinds = ("simulated", "real") if told.simulated else ("real", "simulated")
-            dropped.append((told.site, f"it says that it is {kinds[0]}, and the run's hospitals are {kinds[1]}"))
+    for place, node, hospital in good if simulated else sorted(good, key=lambda one: one[2].site):
+        if hospital.simulated != simulated:
+            kinds = ("simulated", "real") if hospital.simulated else ("real", "simulated")
+            dropped.append((hospital.site, f"it says that it is {kinds[0]}, and the run's hospitals are {kinds[1]}"))
             continue
-        if simulated and told.index != place:
+        if simulated and hospital.index != place:
             dropped.append(_unread(node_title(node, names), "index"))
             continue
         try:
             sites.append(Site(
-                place if simulated else len(sites), told.site, node, simulated, schema(told.schema_), told.delta,
-                told.budget or None, told.relation, told.accountant, told.elsewhere, told.knows_others, told.versions,
-                told.metrics_epsilon, told.asks_people,
+                place if simulated else len(sites), hospital.site, node, simulated, schema(hospital.schema_), hospital.delta,
+                hospital.budget or None, hospital.relation, hospital.accountant, hospital.elsewhere, hospital.knows_others,
+                hospital.versions, hospital.metrics_epsilon, hospital.asks_people,
             ))  # fmt: skip
         except (PolyclinicError, TypeError, ValueError, RecursionError):
             dropped.append(_unread(node_title(node, names), "schema"))

@@ -192,11 +192,11 @@ def count_lost_metrics(config: RunConfig, state: RunState, sites: Sequence[Site]
         sites: The run's hospitals.
     """
     for site in sites:
-        account, said = state.held_out_accounts.get(site.name), state.held_out.get(site.name)
-        counted = bound(account, said, site.terms) or 0.0
+        account, reported = state.held_out_accounts.get(site.name), state.held_out.get(site.name)
+        counted = bound(account, reported, site.terms) or 0.0
         if account and account.unanswered and config.split.rule != OWN_SPLIT:
             counted = max(counted, bound(state.accounts.get(site.name), None, site.terms) or 0.0)
-        if counted > (said or 0.0) * (1 + ROUNDING):
+        if counted > (reported or 0.0) * (1 + ROUNDING):
             state.held_out[site.name] = counted
             state.withheld[site.name] = (
                 "private metrics whose answer never came may have been charged, so that an epsilon of its held-out patients of "
@@ -206,8 +206,8 @@ def count_lost_metrics(config: RunConfig, state: RunState, sites: Sequence[Site]
 
 def _private(state: RunState, site: Site, objective: Objective, reply: Message, request: str) -> Metrics:
     """Note a hospital's noised counts, or why it let no metrics leave. Raises PolyclinicError if they make no sense."""
-    said, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
-    fields = said if isinstance(said, ConfigRecord) else {}
+    reply_record, record = reply.content.get(RECORD), reply.content.pop(COUNTS, None)
+    fields = reply_record if isinstance(reply_record, ConfigRecord) else {}
     if record is None:
         state.withheld[site.name] = " ".join(str(fields.get("withheld", ""))[:_LONGEST].split())
         return {}
@@ -242,11 +242,11 @@ def _predictions(record: object, objective: Objective, by: Judge) -> Predictions
     try:
         if not isinstance(record, ArrayRecord):
             raise TypeError("no arrays")
-        told = from_record(record)
+        arrays = from_record(record)
         form = made_up_labels(objective.labels, 1)
-        labels, scores = told["labels"].astype(form.dtype), told["scores"].astype(np.float64)
-        patient = np.unique(told.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
-        group = told["group"].astype(np.int64) if "group" in told else None
+        labels, scores = arrays["labels"].astype(form.dtype), arrays["scores"].astype(np.float64)
+        patient = np.unique(arrays.get("patient", np.arange(len(labels))), return_inverse=True)[1].astype(np.int64)
+        group = arrays["group"].astype(np.int64) if "group" in arrays else None
         shapes = {labels.shape[:1], patient.shape, patient.shape if group is None else group.shape}
         wanted = (form.shape[1:], (len(objective.columns),))
         if shapes != {(len(scores),)} or (labels.shape[1:], scores.shape[1:]) != wanted:

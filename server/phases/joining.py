@@ -71,8 +71,8 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     clashing = [site for site in newcomers_of_round if site.name in shared]
     again = {site.node for site in (*fit, *clashing)} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
-    known = run.known | ((late.answered | back.answered) - again)
-    return replace(run, sites=sites, known=known, pending=late.pending | back.pending)
+    nodes = run.known | ((late.answered | back.answered) - again)
+    return replace(run, sites=sites, known=nodes, pending=late.pending | back.pending)
 
 
 def without_silent(run: Run, state: RunState, number: int) -> Run:
@@ -130,10 +130,10 @@ def _stranger(site: Site, run: Run) -> str | None:
 
 def _counted(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) -> list[Site]:
     """Those whose number of patients is known, or is not needed."""
-    known = [site for site in newcomers if site.name in state.public_patients]
+    counted = [site for site in newcomers if site.name in state.public_patients]
     new = [site for site in newcomers if site.name not in state.public_patients]
     if new and run.config.asks_statistics:
         new = count_patients(run, new, state, number)
     elif run.privacy:
         state.public_patients |= {site.name: float(run.config.privacy.patients_per_site) for site in new}
-    return known + new
+    return counted + new

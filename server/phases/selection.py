@@ -43,7 +43,7 @@ def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> No
         return
     judges = [judge(candidate, choice.rows, config.seed) for candidate in candidates.values()]
     beside = to_record({
-        "weight": np.stack([one["0.weight"] for one in judges]), "bias": np.stack([one["0.bias"] for one in judges]),
+        "weight": np.stack([arrays["0.weight"] for arrays in judges]), "bias": np.stack([arrays["0.bias"] for arrays in judges]),
     })  # fmt: skip
 
     request = SelectRequest(
@@ -66,12 +66,12 @@ def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> No
 def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:
     """Indices of candidates in a reply; none of one that does not name as many different ones as were asked for."""
     record = reply.content.get("arrays")
-    found = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None
+    indices = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None
     if (
-        found is None
-        or found.shape != (selected,)
-        or found.dtype.kind not in "iu"
-        or len(set(found.tolist())) < selected
+        indices is None
+        or indices.shape != (selected,)
+        or indices.dtype.kind not in "iu"
+        or len(set(indices.tolist())) < selected
     ):
         return np.zeros(0, dtype=np.int64)
-    return found if found.min() >= 0 and found.max() < candidates else np.zeros(0, dtype=np.int64)
+    return indices if indices.min() >= 0 and indices.max() < candidates else np.zeros(0, dtype=np.int64)

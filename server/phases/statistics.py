@@ -64,13 +64,13 @@ def _sums(
         local_half=program.has_local_half,
     )
     exchange = put(run.grid, sites, STATISTICS, request, program.config.timeout)
-    found: dict[int, np.ndarray] = {}
+    by_node: dict[int, np.ndarray] = {}
 
     def wrong(reply: Message) -> str | None:
         if why := problem(reply, {"sums": np.zeros(sums.size)}):
             return why
         total = next(from_record(record) for name, record in arrays_of(reply) if is_model(name))["sums"]
-        found[reply.metadata.src_node_id] = total
+        by_node[reply.metadata.src_node_id] = total
         return _impossible(total, sums.patients(total), program)
 
     if noise is not None:
@@ -78,9 +78,9 @@ def _sums(
         state.ask(exchange, STATISTICS, event, event)
     replies = accept(exchange, state, round, wrong, request=STATISTICS)
     for site, _ in replies:
-        count = sums.patients(found[site.id])
+        count = sums.patients(by_node[site.id])
         state.public_patients[site.name] = max(count, _FEWEST_PATIENTS) if program.config.privacy.dp else count
-    return exchange, [(site, found[site.id]) for site, _ in replies]
+    return exchange, [(site, by_node[site.id]) for site, _ in replies]
 
 
 def _impossible(total: np.ndarray, patients: float, program: Program) -> str | None:

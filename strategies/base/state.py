@@ -40,17 +40,17 @@ class _Unknown(Exception):
 
 def strategy_state(strategy: Strategy) -> Arrays:
     """The strategy's values: arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
-    found: list[np.ndarray] = []
+    arrays: list[np.ndarray] = []
     tree: dict[str, list[Any]] = {}
     for path, holder in holders(strategy):
         for name, value in _saved_values(holder).items():
-            seen = len(found)
+            seen = len(arrays)
             try:
-                tree[path + name] = _packed(value, found)
+                tree[path + name] = _packed(value, arrays)
             except _Unknown:
-                del found[seen:]
+                del arrays[seen:]
     text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
-    return {_TREE: text} | {str(index): value for index, value in enumerate(found)}
+    return {_TREE: text} | {str(index): value for index, value in enumerate(arrays)}
 
 
 def unsaved(strategy: Strategy) -> list[str]:

@@ -79,5 +79,5 @@ def _named(call: str, kind: str, parts: list[Any]) -> dict[str, str]:
         return {}
     settings = getattr(message, "override_config", {})
     by = settings["participation.submitter"].string if "participation.submitter" in settings else ""
-    values = {"by": by} | {told: getattr(message, field, None) for field, told in _NAMED.items()}
-    return {told: str(value)[:100] for told, value in values.items() if value}
+    values = {"by": by} | {key: getattr(message, field, None) for field, key in _NAMED.items()}
+    return {key: str(value)[:100] for key, value in values.items() if value}

@@ -55,6 +55,6 @@ def networks(text: str) -> list[Network]:
 
 
 def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    found = ipaddress.ip_address(text)
+    address = ipaddress.ip_address(text)
     # What a socket of both families calls an IPv4 address.
-    return getattr(found, "ipv4_mapped", None) or found
+    return getattr(address, "ipv4_mapped", None) or address

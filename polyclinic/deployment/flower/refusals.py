@@ -66,10 +66,10 @@ def refusal(response: httpx.Response, now: datetime) -> str | None:
         return f"{clock_difference(ahead)} the coordinator's, and {SET}" if is_refused(ahead) else _KEYS[REVOKED]
     if not response.is_error:
         return None
-    said = FlowerError.from_json(response.text)
-    if said is None or said.code != ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
+    error = FlowerError.from_json(response.text)
+    if error is None or error.code != ApiErrorCode.FLEET_NODE_ACTIVATION_FAILED:
         return None
-    return _KEYS.get(said.public_details or "", f"{_KEYS[UNREGISTERED]}; or {_AGAIN}")
+    return _KEYS.get(error.public_details or "", f"{_KEYS[UNREGISTERED]}; or {_AGAIN}")
 
 
 def registration(coordinator: str, ca: bytes, key: bytes) -> str | None:

@@ -160,15 +160,17 @@ def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -
             return runs[-1]
 
         def fab(fab_hash: str, run_id: int) -> Any:
-            found = get_fab(fab_hash, run_id)
-            told = runs[-1]
+            bundle = get_fab(fab_hash, run_id)
+            details = runs[-1]
             answer = ""
             try:
-                why = refusal(found.content, (found.hash_str, told.fab_hash), told.fab_id, told.fab_version, allowed())
+                why = refusal(
+                    bundle.content, (bundle.hash_str, details.fab_hash), details.fab_id, details.fab_version, allowed()
+                )
             except ConfigError as error:  # a settings file that cannot be used allows nothing
                 why = answer = str(withheld(error, "settings file"))
             licence = {} if trusted_entities else {"valid_license": "not asked for"}
-            return replace(found, verifications={**found.verifications, **licence, _REFUSAL: why, _ANSWER: answer})
+            return replace(bundle, verifications={**bundle.verifications, **licence, _REFUSAL: why, _ANSWER: answer})
 
         # An entry makes Flower ask its verifier; where signers are trusted, the names are theirs.
         return pull(get_run=run, get_fab=fab, trusted_entities=trusted_entities or {_REFUSAL: ""}, **rest)
@@ -258,8 +260,8 @@ def _give_up_half_given(state: Any, run_id: int) -> None:
     from flwr.supercore.object_store import NoObjectInStoreError
 
     with state.lock_msg_store:
-        found = [entry.message.metadata for entry in state.msg_store.values()]
-    for reply in (one for one in found if one.run_id == run_id and one.reply_to_message_id):
+        replies = [entry.message.metadata for entry in state.msg_store.values()]
+    for reply in (metadata for metadata in replies if metadata.run_id == run_id and metadata.reply_to_message_id):
         with contextlib.suppress(NoObjectInStoreError):  # it was sent, and forgotten, meanwhile
             parts = list(iterate_object_tree(state.object_store.get_object_tree(reply.message_id)))
             if any(state.object_store.get(part.object_id) == b"" for part in parts):

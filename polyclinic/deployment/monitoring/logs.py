@@ -57,12 +57,12 @@ class Lines:
     def feed(self, line: str) -> Iterator[Event]:
         """The events that this line, without its end, shows to be whole."""
         text = _COLOUR.sub("", line.replace("\0", "")).rstrip()
-        told = self._event_of_json(text)
-        if told is None and self._continues(text):
+        event = self._event_of_json(text)
+        if event is None and self._continues(text):
             return
         yield from self.flush()
-        if told is not None:
-            yield told
+        if event is not None:
+            yield event
         elif text.strip():
             self._open = self._begun(text)
             if not self._open["message"] and not self._trace:
@@ -98,8 +98,8 @@ class Lines:
             message: The words, from which whatever must not be written is taken out.
             logger: The name of whoever says so.
         """
-        found: Event = {"time": _now(), "level": level, "logger": logger, "site": self._site, "message": message}
-        return dict(self._safe(found))
+        entry: Event = {"time": _now(), "level": level, "logger": logger, "site": self._site, "message": message}
+        return dict(self._safe(entry))
 
     def _begun(self, text: str) -> Event:
         if _TRACE.match(text):
@@ -115,10 +115,10 @@ class Lines:
         if not text.startswith("{"):
             return None
         try:
-            found = json.loads(text)
-            message = str(found.get("message", found.pop("msg", "")))
+            content = json.loads(text)
+            message = str(content.get("message", content.pop("msg", "")))
             usual = self.event("info", message, "output") | _where(message)
-            event = dict(self._safe({**usual, **found, "site": self._site}))
+            event = dict(self._safe({**usual, **content, "site": self._site}))
             encoded(event)
         except (ValueError, RecursionError):
             return None
@@ -148,9 +148,9 @@ class Lines:
     def _safe(self, value: Any) -> Any:
         """The value with every secret in its texts hidden."""
         if isinstance(value, dict):
-            return {self._safe(key): self._safe(one) for key, one in value.items()}
+            return {self._safe(key): self._safe(part) for key, part in value.items()}
         if isinstance(value, list):
-            return [self._safe(one) for one in value]
+            return [self._safe(part) for part in value]
         if not isinstance(value, str):
             return value
         for secret in self._hidden:
@@ -166,10 +166,10 @@ def encoded(event: Event) -> bytes:
 def _parsed(text: str) -> tuple[str, str, str]:
     """Level, logger and message of a line of text."""
     for logger, form in _FORMS:
-        if found := form.match(text):
-            return (found[1] or "warning").lower(), logger, found[2]
-    if found := _NAMED.match(text):
-        return found[1].lower(), found[2] or found[3], found[4]
+        if match := form.match(text):
+            return (match[1] or "warning").lower(), logger, match[2]
+    if match := _NAMED.match(text):
+        return match[1].lower(), match[2] or match[3], match[4]
     native = _NATIVE.match(text)
     return _NATIVE_LEVELS[native[1]] if native else "info", "output", text
 

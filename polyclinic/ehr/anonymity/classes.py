@@ -31,8 +31,13 @@ MOST_SETS = 1023
 class Records:
     """A table and the roles of its columns.
 
-    quasi: columns that an outsider may know. sensitive: columns that nobody may learn, which l and t are about. unit: the
-    column that tells patients apart, of whom each counts once in a class; without it each row is a patient.
+    Args:
+        table: One row for each record.
+        quasi: Columns that an outsider may know.
+        sensitive: Columns that nobody may learn, which l and t are about.
+        unit: The column that tells patients apart, of whom each counts once in a class. Without it each row is a
+            patient.
+        schema: The schema of the table, if there is one.
     """
 
     table: pd.DataFrame
@@ -68,7 +73,16 @@ class Classes:
 
 
 def require(records: pd.DataFrame, names: Sequence[str], what: str) -> None:
-    """Raise DataError, naming ``what``, unless ``records`` has each of the columns."""
+    """Raise an error that names ``what`` unless ``records`` has each of the columns.
+
+    Args:
+        records: The table.
+        names: The columns that it must have.
+        what: The argument or table that the message names first.
+
+    Raises:
+        DataError: For the first column that is not there.
+    """
     for name in names:
         if name not in records.columns:
             # The header is not quoted: in a file without one its place is taken by a patient's row.
@@ -139,9 +153,15 @@ def patients_of(of_row: Ints, patient: Ints | None) -> Ints:
 
 
 def equivalence_classes(records: pd.DataFrame, quasi: Sequence[str], unit: str | None = None) -> Classes:
-    """The classes of ``records`` by the columns ``quasi``; patients are told apart by the column ``unit``.
+    """Return the classes of ``records``: rows that agree in every quasi-identifier.
 
-    Raises DataError for a column that is not there, and where none is named.
+    Args:
+        records: The table, one row for each record.
+        quasi: The quasi-identifiers, at least one column.
+        unit: The column that tells patients apart; without it each row is a patient.
+
+    Raises:
+        DataError: For a column that is not there, and where none is named.
     """
     if not quasi:
         raise DataError("quasi: no column is named; give the columns that an outsider may know of a patient.")
@@ -162,10 +182,19 @@ def unique_patients(classes: Classes, patient: Ints | None) -> Bools:
 def uniqueness(
     records: pd.DataFrame, quasi: Sequence[str], unit: str | None = None, most: int | None = None
 ) -> list[dict[str, Any]]:
-    """For each set of up to ``most`` (default: all) quasi-identifiers its k, classes and patients who stand alone.
+    """Return k, the number of classes and the patients who stand alone, for each set of quasi-identifiers.
 
-    A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first. Raises DataError as
-    ``equivalence_classes``, and for more sets than ``MOST_SETS``.
+    Args:
+        records: The table, one row for each record.
+        quasi: The quasi-identifiers, of which sets are formed.
+        unit: The column that tells patients apart; without it each row is a patient.
+        most: The largest number of columns in a set; None means all of them.
+
+    Returns:
+        A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first.
+
+    Raises:
+        DataError: For a column that is not there, and for more sets than ``MOST_SETS``.
     """
     require(records, quasi, "quasi")
     numbers, patient = {name: cell_numbers(records[name]) for name in quasi}, patient_numbers(records, unit)
@@ -188,10 +217,15 @@ _AT_ONCE = 4_000_000  # cells of a (classes, values) block
 class Spread:
     """A sensitive column over classes: one entry for each class and each value that occurs in it, in order of class.
 
-    of_class, value: (entries,) int64. share: (entries,) float64, the weight of the value in its class, summing to 1 in
-    each class. holders: (entries,) int64, the class's patients who have the value. overall: (values,) float64, the
-    weights in the whole table. patients: (classes,) int64. ordered: whether the values are numbers or ranks.
     A patient with several values in a class is spread evenly over them.
+
+    Attributes:
+        of_class, value: (entries,) int64.
+        share: (entries,) float64, the weight of the value in its class, summing to 1 in each class.
+        holders: (entries,) int64, the class's patients who have the value.
+        overall: (values,) float64, the weights in the whole table.
+        patients: (classes,) int64.
+        ordered: Whether the values are numbers or ranks.
     """
 
     of_class: Ints
@@ -229,7 +263,14 @@ def value_numbers(values: pd.Series) -> tuple[Ints, bool]:
 
 
 def spread_of(classes: Classes, value: Ints, ordered: bool, patient: Ints | None) -> Spread:
-    """The spread of ``value`` (rows,) over the classes; patient: (rows,) int64, or None where each row is one."""
+    """Return the spread of a sensitive column's values over the classes.
+
+    Args:
+        classes: The equivalence classes of the same rows.
+        value: (rows,) int64 numbers of the values, from 0.
+        ordered: Whether the values are numbers or ranks.
+        patient: (rows,) int64 numbers of patients, or None where each row is one.
+    """
     width = int(value.max(initial=0)) + 1
     of_class, what, weight = _once(classes.of_row, value, patient)
     pairs, place = distinct(of_class * width + what, len(classes.patients) * width)
@@ -241,7 +282,15 @@ def spread_of(classes: Classes, value: Ints, ordered: bool, patient: Ints | None
 
 
 def overall_shares(value: Ints, patient: Ints | None, width: int) -> Floats:
-    """(width,) float64 shares of the values 0..width-1 among all rows, each patient spread evenly over its values."""
+    """Return the (width,) float64 shares of the values 0..width-1 among all rows.
+
+    Each patient is spread evenly over its values.
+
+    Args:
+        value: (rows,) int64 numbers of the values.
+        patient: (rows,) int64 numbers of patients, or None where each row is one.
+        width: The number of values.
+    """
     _, values, weight = _once(np.zeros_like(value), value, patient)
     total: Floats = np.bincount(values, weights=weight, minlength=width).astype(np.float64)
     return total / max(float(weight.sum()), 1.0)
@@ -258,7 +307,17 @@ def _once(of_row: Ints, value: Ints, patient: Ints | None) -> tuple[Ints, Ints, 
 
 
 def spread(records: pd.DataFrame, quasi: Sequence[str], sensitive: str, unit: str | None = None) -> Spread:
-    """The spread of the column ``sensitive``. Raises DataError for a column that is not there."""
+    """Return the spread of one sensitive column over the classes of the quasi-identifiers.
+
+    Args:
+        records: The table, one row for each record.
+        quasi: The quasi-identifiers, at least one column.
+        sensitive: The sensitive column.
+        unit: The column that tells patients apart; without it each row is a patient.
+
+    Raises:
+        DataError: For a column that is not there, and where no quasi-identifier is named.
+    """
     require(records, [sensitive], "sensitive")
     value, ordered = value_numbers(records[sensitive])
     return spread_of(equivalence_classes(records, quasi, unit), value, ordered, patient_numbers(records, unit))

@@ -153,7 +153,13 @@ def _bounds(column: Column, what: str) -> tuple[float, float]:
 
 
 def refused(column: Column, what: str, sentence: str) -> ConfigError:
-    """What to raise where a rule does not suit its column."""
+    """Return the error to raise where a rule does not suit its column.
+
+    Args:
+        column: The column of the rule.
+        what: The rule's kind.
+        sentence: The reason, without a full stop.
+    """
     return ConfigError(f"Coarsening: rule {what!r} of column {column.name!r}: {sentence}.")
 
 
@@ -209,10 +215,17 @@ def _rule(given: Mapping[str, Any], source: str) -> Rule:
 def coarsen(
     records: pd.DataFrame, schema: Schema, coarsening: Coarsening, key: bytes | None = None
 ) -> tuple[pd.DataFrame, Schema]:
-    """The coarser records and the schema that they fit; ``records`` stay as they are.
+    """Return the coarser records and the schema that they fit; ``records`` stay as they are.
 
-    key: 32 secret bytes (``new_key``), needed where dates are shifted. Raises ConfigError for a rule that does not suit
-    its column or names none, DataError for cells that the schema does not allow.
+    Args:
+        records: The table, one row for each record.
+        schema: The schema that the records fit.
+        coarsening: The columns that stay and the rules that coarsen them.
+        key: 32 secret bytes (``new_key``), needed where dates are shifted.
+
+    Raises:
+        ConfigError: For a rule that does not suit its column or names none.
+        DataError: For cells that the schema does not allow.
     """
     columns = {column.name: column for column in schema.columns if column.is_read}
     for name in (*coarsening.keep, *(rule.column for rule in coarsening.rules)):
@@ -278,7 +291,15 @@ def key_in(path: Path) -> bytes:
 
 
 def shift_days(patient: str, key: bytes, most: int) -> int:
-    """Days from -most to most by which a patient's dates move: the same for one patient and key. HMAC-SHA-256."""
+    """Return the days, from -most to most, by which a patient's dates move: the same for one patient and key.
+
+    HMAC-SHA-256 of the patient under the key gives the number.
+
+    Args:
+        patient: The patient's id as text.
+        key: The secret key.
+        most: The largest shift in days.
+    """
     word = int.from_bytes(hmac.new(key, patient.encode(), hashlib.sha256).digest()[:16], "big")
     return word % (2 * most + 1) - most
 

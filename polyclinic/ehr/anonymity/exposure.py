@@ -40,10 +40,18 @@ _LEADING_ZERO = re.compile(r"-?0\d")
 def table_of(
     path: Path, schema: Path | None, quasi: Sequence[str], sensitive: Sequence[str], unit: str | None
 ) -> Records:
-    """The records at ``path``; what is not named follows from the schema's roles, if there is a schema.
+    """Return the records at ``path``; roles that no argument names follow from the schema, if there is one.
 
-    Raises ConfigError where no quasi-identifier is named or has a role, DataError for columns that are not there and
-    records that cannot be read.
+    Args:
+        path: The file of the table.
+        schema: The schema's file, or None.
+        quasi: The quasi-identifiers; empty means the columns with that role in the schema.
+        sensitive: The sensitive columns; empty means the columns with that role in the schema.
+        unit: The column that tells patients apart; None means the schema's patient_id column.
+
+    Raises:
+        ConfigError: Where no quasi-identifier is named or has a role.
+        DataError: For columns that are not there and records that cannot be read.
     """
     read = Schema.from_toml(schema) if schema is not None else None
     table = read_table(path) if read is None else _ordered(read_records(path, read), read)
@@ -80,11 +88,21 @@ def attack(
     records: Records, outside: pd.DataFrame, after: pd.DataFrame | None, hierarchies: Mapping[str, Hierarchy],
     tolerances: Mapping[str, float],
 ) -> dict[str, Any]:  # fmt: skip
-    """``{"before", "after", "notes"}``: the summary of ``link`` for the records and, if given, for their release.
+    """Link an outside table to the records and, if given, to their release.
 
-    records: linked by their quasi-identifiers.
+    Args:
+        records: The table, linked by its quasi-identifiers.
+        outside: The outside table, one row for each person.
+        after: The release of the records, or None.
+        hierarchies: By column, the hierarchy of its labels in the release.
+        tolerances: By column, how far numbers may differ and still match, as for ``link``.
 
-    Raises DataError for columns that are not there.
+    Returns:
+        ``{"before", "after", "notes"}``: two summaries of ``link``, and sentences about them.
+
+    Raises:
+        DataError: For columns that are not there and for a table without rows.
+        ConfigError: For a tolerance that ``link`` refuses.
     """
     notes, on, sensitive, unit = [], records.quasi, records.sensitive, records.unit
     before = link(records.table, outside, on, sensitive, unit, tolerances=tolerances)
@@ -115,8 +133,16 @@ def _ordered(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 def check_dropped(records: Records, dropped: Sequence[str], kept: Sequence[str], label: str | None) -> None:
     """Raise unless the columns that a release leaves out can go, and no other column names every row.
 
-    ConfigError for a quasi-identifier, sensitive column or label among ``dropped``, and for a column with
-    another value for every patient that is not among ``kept``; DataError for a column that is not there.
+    Args:
+        records: The table and the roles of its columns.
+        dropped: The columns that the release leaves out.
+        kept: Columns that stay although they have another value for every patient.
+        label: The column to predict, or None.
+
+    Raises:
+        ConfigError: For a quasi-identifier, sensitive column or label among ``dropped``.
+        ConfigError: For a column with another value for every patient that is not among ``kept``.
+        DataError: For a column that is not there.
     """
     table = records.table
     for option, columns in (("drop", dropped), ("keep", kept), ("label", [label] if label else [])):
@@ -132,7 +158,17 @@ def check_dropped(records: Records, dropped: Sequence[str], kept: Sequence[str],
 
 
 def learned(records: Records, release: Release, label: str, dropped: Sequence[str]) -> dict[str, float | int | None]:
-    """``downstream_auroc`` of the rows that stay, before and after."""
+    """Return ``downstream_auroc`` of the rows that stay, before and after the release.
+
+    Args:
+        records: The table before the release.
+        release: The release of that table.
+        label: The column to predict, of two values.
+        dropped: Columns that are no features.
+
+    Raises:
+        DataError: As ``downstream_auroc``.
+    """
     table = records.table.reset_index(drop=True)
     patients = [str(row) for row in table.index] if records.unit is None else texts(table[records.unit])
     staying = [patient for patient, stays in zip(patients, release.kept.tolist(), strict=True) if stays]
@@ -142,13 +178,22 @@ def learned(records: Records, release: Release, label: str, dropped: Sequence[st
 def downstream_auroc(
     before: pd.DataFrame, after: pd.DataFrame, label: str, patients: Sequence[str], without: Sequence[str] = ()
 ) -> dict[str, float | int | None]:
-    """AUROC on held-out patients of a logistic regression fitted to the records and to their release.
+    """Return the AUROC on held-out patients of a logistic regression, fitted to the records and to their release.
 
-    before, after: the same rows. label: the column to predict, of two values. patients: (rows,) each row's patient, by
-    whom a quarter is held out (by hash, so that it is always the same). without: columns that are no features.
-    Intervals count by their middle; other columns one-hot. Both models are tested on the same held-out rows, each as its
-    table has them. A value is None where a side of the split has one class only. Exact, hence not private.
-    Raises DataError unless the label has two values and none is missing.
+    Intervals count by their middle; other columns are one-hot. Both models are tested on the same held-out rows, each
+    as its table has them. Exact, hence not private.
+
+    Args:
+        before, after: The same rows, before and after the release.
+        label: The column to predict, of two values.
+        patients: (rows,) each row's patient, by whom a quarter is held out (by hash, so that it is always the same).
+        without: Columns that are no features.
+
+    Returns:
+        ``{"before", "after", "rows", "held_out"}``. An AUROC is None where a side of the split has one class only.
+
+    Raises:
+        DataError: Unless the label has two values and none is missing.
     """
     y = pd.factorize(before[label], sort=True)[0]
     if len(np.unique(y)) != 2 or (y < 0).any():
@@ -205,9 +250,12 @@ def release_notes(records: Records, dropped: Sequence[str]) -> list[str]:
 
 
 def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None = None) -> list[str]:
-    """Columns that have another text or whole number for every patient, as names and record numbers have.
+    """Return the columns that have another text or whole number for every patient, as names and record numbers have.
 
-    unit: the column that tells patients apart; each row is a patient without it.
+    Args:
+        records: The table, one row for each record.
+        besides: Columns that are not looked at.
+        unit: The column that tells patients apart; each row is a patient without it.
     """
     names = []
     for name in (name for name in records.columns if name not in besides):

@@ -56,15 +56,24 @@ class Hierarchy(Finite):
         raise NotImplementedError
 
     def points(self, low: float, high: float, level: int) -> Floats:
-        """At least one number of each label that the numbers from ``low`` to ``high`` have at a level, rising."""
+        """Return at least one number of each label that the numbers from ``low`` to ``high`` have at a level, rising.
+
+        Args:
+            low, high: The range of the numbers.
+            level: The level of the hierarchy, from 1.
+        """
         return _multiples(low, high, max((high - low) / MOST_INTERVALS, 1.0))
 
 
 class Intervals(Hierarchy):
     """Numbers into intervals from multiples of each width, or between ``edges``, of which there is one level.
 
-    Below ``low`` and from ``high`` on, or beyond the edges, they are one interval. last: the largest number there is, which the
-    last interval holds where it would begin another. whole: all numbers are whole, so that 40-44 says what [40, 45) does.
+    Args:
+        widths: The width of the intervals at each level.
+        edges: The borders of the intervals, instead of widths. Numbers beyond them are one interval on either side.
+        low, high: Numbers below ``low`` are one interval, and so are those from ``high`` on.
+        last: The largest number there is, which the last interval holds where it would begin another.
+        whole: All numbers are whole, so that 40-44 says what [40, 45) does.
     """
 
     kind: Literal["intervals"] = "intervals"
@@ -207,7 +216,16 @@ def read_hierarchies(path: str | Path) -> dict[str, Hierarchy]:
 
 
 def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
-    """One column's hierarchy from a table with its ``kind``. Raises ConfigError naming ``source`` and the field."""
+    """Return one column's hierarchy from a table with its ``kind``.
+
+    Args:
+        name: The column's name, for messages.
+        given: The table, with ``kind`` and the fields of that kind.
+        source: The file or argument that messages name.
+
+    Raises:
+        ConfigError: Naming ``source`` and the field, for an unknown kind or a field that does not suit it.
+    """
     kind = given.get("kind") if isinstance(given, Mapping) else None
     if kind not in KINDS:
         raise ConfigError(
@@ -238,7 +256,14 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
 
 
 def doubling(low: float, high: float, whole: bool) -> tuple[float, ...]:
-    """About 1/25 of the range as 1, 2 or 5 times a power of ten, and twice as much until half of the range is passed."""
+    """Return widths for the levels of a number: the first about 1/25 of the range, each later one twice as much.
+
+    The first is 1, 2 or 5 times a power of ten. The widths end once half of the range is passed.
+
+    Args:
+        low, high: The range of the numbers.
+        whole: All numbers are whole, so that no width is below 2.
+    """
     aim = (high - low) / 25
     power = 10.0 ** math.floor(math.log10(aim))
     first = next(step * power for step in (1, 2, 5, 10) if step * power >= aim * (1 - 1e-9))
@@ -249,9 +274,15 @@ def doubling(low: float, high: float, whole: bool) -> tuple[float, ...]:
 
 
 def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column | None:
-    """The column as its labels of a level are: ordinal where it has public bounds, else of its categories' labels.
+    """Return the column as its labels of a level are: ordinal where it has public bounds, else of its categories' labels.
 
-    One without either stays as it is. None where all labels are one.
+    Args:
+        column: The column of the schema.
+        hierarchy: The hierarchy that generalises it.
+        level: The level of the labels, from 1.
+
+    Returns:
+        A categorical column without categories stays as it is. None where all labels are one.
     """
     if column.bounds is not None:
         cells: Sequence[Any] = hierarchy.points(*column.bounds, level).tolist()
@@ -264,7 +295,13 @@ def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column |
 
 
 def listed_column(column: Column, kind: str, labels: Sequence[str]) -> Column | None:
-    """The column with these labels for its categories; None where they are fewer than two, which tell nothing."""
+    """Return the column with these labels for its categories; None where they are fewer than two, which tell nothing.
+
+    Args:
+        column: The column of the schema.
+        kind: The kind that it gets. A code_set stays with fewer than two labels.
+        labels: The labels in order; repetitions count once.
+    """
     categories = tuple(label for label in dict.fromkeys(labels) if label != ANY or kind == "categorical")
     if len(categories) < 2 and kind != "code_set":
         return None
@@ -287,7 +324,16 @@ def cell_text(cell: Any) -> str:
 
 
 def without_unknown(found: Mapping[str, Hierarchy], quasi: Sequence[str], source: str) -> None:
-    """Raise ConfigError where a hierarchy is for a column that is no quasi-identifier."""
+    """Raise an error where a hierarchy is for a column that is no quasi-identifier.
+
+    Args:
+        found: The hierarchies by column.
+        quasi: The quasi-identifiers.
+        source: The file or argument that the message names.
+
+    Raises:
+        ConfigError: For the first such column.
+    """
     for name in found:
         if name not in quasi:
             raise ConfigError(
@@ -297,9 +343,14 @@ def without_unknown(found: Mapping[str, Hierarchy], quasi: Sequence[str], source
 
 @dataclass(frozen=True, eq=False)
 class Ladder:
-    """name: the column. labels: for each level the labels, ``None`` for missing. numbers: for each level (rows,) int64
-    places in the labels. losses: for each level (labels,) float64 in [0, 1], the share of the column's other values
-    from which a label cannot be told (Iyengar 2002's LM). Level 0 is the column as it is, the last ``*``.
+    """The labels of one column at each level of its hierarchy. Level 0 is the column as it is, the last ``*``.
+
+    Attributes:
+        name: The column.
+        labels: For each level the labels, ``None`` for missing.
+        numbers: For each level (rows,) int64 places in the labels.
+        losses: For each level (labels,) float64 in [0, 1]. It is the share of the column's other values from which a
+            label cannot be told (Iyengar 2002's LM).
     """
 
     name: str

@@ -62,7 +62,13 @@ _ABOVE = re.compile(rf"({_NUMBER}) or more")
 
 
 def interval_name(low: float, high: float, whole: bool) -> str:
-    """How [low, high) is written: ``40-44`` for whole numbers that are not negative, else ``[1.5, 2)``."""
+    """Return how [low, high) is written: ``40-44`` for whole numbers that are not negative, else ``[1.5, 2)``.
+
+    Args:
+        low: The first number of the interval.
+        high: The number before which it ends.
+        whole: Whether all numbers are whole.
+    """
     if whole and low >= 0:
         last = int(high) - 1
         return str(last) if last == int(low) else f"{int(low)}-{last}"
@@ -70,7 +76,12 @@ def interval_name(low: float, high: float, whole: bool) -> str:
 
 
 def range_name(low: float, high: float, whole: bool) -> str:
-    """How the numbers from ``low`` to ``high``, both included, are written: ``40-47``, ``41`` or ``[1.5, 2.7]``."""
+    """Return how the numbers from ``low`` to ``high``, both included, are written: ``40-47``, ``41`` or ``[1.5, 2.7]``.
+
+    Args:
+        low, high: The smallest and the largest number.
+        whole: Whether all numbers are whole.
+    """
     if low == high:
         return f"{low:.12g}"
     return f"{int(low)}-{int(high)}" if whole and low >= 0 else f"[{low:.12g}, {high:.12g}]"

@@ -27,8 +27,10 @@ _AT_ONCE = 20_000_000  # cells of a (people, classes) block
 class Linked:
     """What an outside table tells, for each of its people; all arrays are (people,).
 
-    candidates: int64 patients of the records who may be this person; 0 where none fits. rival: bool, whether another
-    person fits some of the same rows. learned: for each sensitive column int64, distinct values among the candidates.
+    Attributes:
+        candidates: int64 patients of the records who may be this person; 0 where none fits.
+        rival: bool, whether another person fits some of the same rows.
+        learned: For each sensitive column int64, distinct values among the candidates.
     """
 
     candidates: Ints
@@ -67,13 +69,24 @@ def link(
     hierarchies: Mapping[str, Hierarchy] | None = None,
     tolerances: Mapping[str, float] | None = None,
 ) -> Linked:
-    """Which patients of ``records`` each person of ``outside`` may be, by the columns ``on`` of both tables.
+    """Return which patients of ``records`` each person of ``outside`` may be, by the columns ``on`` of both tables.
 
-    A raw cell matches itself, every interval that holds it, masks and dates of its form, and the labels of its hierarchy
-    where one is given; a missing cell matches nothing. A person is a row of ``outside``. unit: the column of ``records``
-    that tells patients apart. tolerances: by column, how far a person's number may lie from one of ``records``, or outside an
-    interval, and still match, in the column's unit. Raises DataError for a column that is not there and for a table without
-    rows, ConfigError for a tolerance that is negative or of a column that is not among ``on``.
+    A raw cell matches itself, every interval that holds it, and masks and dates of its form. It also matches the labels
+    of its hierarchy where one is given. A missing cell matches nothing.
+
+    Args:
+        records: The table under attack, raw or released.
+        outside: The outside table; each row is a person.
+        on: The columns of both tables that link them, at least one.
+        sensitive: Columns of ``records`` whose distinct values are counted among a person's candidates.
+        unit: The column of ``records`` that tells patients apart; without it each row is a patient.
+        hierarchies: By column, the hierarchy whose labels ``records`` may hold.
+        tolerances: By column, how far a person's number may lie from one of ``records``, or outside an interval, and
+            still match, in the column's unit.
+
+    Raises:
+        DataError: For a column that is not there, where none is named, and for a table without rows.
+        ConfigError: For a tolerance that is negative or not finite, or of a column that is not among ``on``.
     """
     tolerances = tolerances or {}
     for name, tolerance in tolerances.items():

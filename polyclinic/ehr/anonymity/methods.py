@@ -163,10 +163,14 @@ MOST_NODES = 2_000_000
 class Outcome:
     """What a method makes of a table.
 
-    cells: by column the labels of each quasi-identifier that changes, as objects. kept: (rows,) bool rows that stay. loss: mean
-    over rows and quasi-identifiers, 1 for a suppressed row. levels: one of each quasi-identifier; None where classes have labels
-    of their own. is_least: whether no other combination of levels loses less. looked_at: combinations that were tried. of: all
-    there are.
+    Attributes:
+        cells: By column the labels of each quasi-identifier that changes, as objects.
+        kept: (rows,) bool rows that stay.
+        loss: Mean over rows and quasi-identifiers, 1 for a suppressed row.
+        levels: One of each quasi-identifier; None where classes have labels of their own.
+        is_least: Whether no other combination of levels loses less.
+        looked_at: Combinations that were tried.
+        of: The number of all combinations.
     """
 
     cells: dict[str, pd.Series]
@@ -267,9 +271,15 @@ def _path(start: tuple[int, ...], top: tuple[int, ...]) -> list[tuple[int, ...]]
 
 
 def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand) -> Outcome:
-    """Classes that reach the demand. numeric: which columns are told as ranges.
+    """Halve the rows into classes that reach the demand, each with labels of its own.
 
-    Raises DataError where all rows together miss it.
+    Args:
+        ladders: Of each quasi-identifier.
+        numeric: For each ladder, whether its labels are written as ranges.
+        demand: The target that each class must reach, and the patients and sensitive values of the rows.
+
+    Raises:
+        DataError: Where all rows together miss the demand.
     """
     of_row = _halved([_ranks(ladder, ranged) for ladder, ranged in zip(ladders, numeric, strict=True)], demand)
     order = np.argsort(of_row, kind="stable")

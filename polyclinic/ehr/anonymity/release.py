@@ -31,11 +31,17 @@ METHODS = ("lattice", "mondrian")
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """records: the rows that stay, with generalised quasi-identifiers. kept: (rows of the table,) bool.
+    """A table whose quasi-identifiers are generalised, with the cost of that.
 
-    hierarchies: of each quasi-identifier, as applied. levels: of each ``(level, last level)``; None where classes have
-    labels of their own (mondrian). k: patients in the smallest class. sizes: (classes,) patients in each. loss: measures of
-    information loss by name. is_least: whether no other combination of levels loses less.
+    Attributes:
+        records: The rows that stay, with generalised quasi-identifiers.
+        kept: (rows of the table,) bool, the rows that stay.
+        hierarchies: Of each quasi-identifier, as applied.
+        levels: Of each ``(level, last level)``; None where classes have labels of their own (mondrian).
+        k: Patients in the smallest class.
+        sizes: (classes,) patients in each.
+        loss: Measures of information loss by name.
+        is_least: Whether no other combination of levels loses less.
     """
 
     records: pd.DataFrame
@@ -51,12 +57,18 @@ class Release:
 def anonymise(
     records: Records, target: Target, hierarchies: Mapping[str, Hierarchy] | None = None, method: Method = "lattice"
 ) -> Release:
-    """The records with generalised quasi-identifiers, such that every class reaches the target.
+    """Return the records with generalised quasi-identifiers, such that every class reaches the target.
 
-    hierarchies: by column; what is not named follows from the schema's bounds, or from the cells. method: "lattice" (one
-    level for a whole column, suppression) or "mondrian" (labels for each class, no suppression).
-    Raises ConfigError for a target, hierarchy or method that cannot be, DataError for columns that are missing, an empty
-    table, and a target that cannot be reached.
+    Args:
+        records: The table and the roles of its columns.
+        target: The k, l and t that every class must reach.
+        hierarchies: By column. Those that are not given follow from the schema's bounds, or from the cells.
+        method: "lattice" (one level for a whole column, suppression) or "mondrian" (labels for each class, no
+            suppression).
+
+    Raises:
+        ConfigError: For a target, hierarchy or method that cannot be.
+        DataError: For columns that are missing, an empty table, and a target that cannot be reached.
     """
     quasi, sensitive, unit, table = records.quasi, records.sensitive, records.unit, records.table
     if method not in METHODS:
@@ -111,11 +123,18 @@ def _hierarchy(values: pd.Series, declared: Mapping[str, Hierarchy], schema: Sch
 
 
 def fitting_schema(schema: Schema, release: Release, dropped: Sequence[str]) -> Schema:
-    """The schema for ``release.records``: generalised columns become ordinal or categorical, those of ``*`` alone leave.
+    """Return the schema for ``release.records``: generalised columns become ordinal or categorical, those of ``*`` alone leave.
 
-    Categories follow from the schema's own bounds and categories; of labels of classes' own (mondrian) they are those
-    that occur, which is not private. dropped: columns that the release leaves out; without its patient_id column each
-    row is a unit. Raises DataError where no feature or no label is left.
+    Categories follow from the schema's own bounds and categories. Where classes have labels of their own (mondrian)
+    they are the labels that occur, which is not private.
+
+    Args:
+        schema: The schema of the records before the release.
+        release: The release of those records.
+        dropped: Columns that the release leaves out; without its patient_id column each row is a unit.
+
+    Raises:
+        DataError: Where no feature or no label is left.
     """
     columns = [
         fitted
@@ -161,6 +180,12 @@ def height(ladders: Sequence[Ladder], levels: Sequence[int]) -> float:
 
 
 def precision(ladders: Sequence[Ladder], levels: Sequence[int], kept: Bools) -> float:
-    """1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002, Prec."""
+    """Return 1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002, Prec.
+
+    Args:
+        ladders: Of each quasi-identifier.
+        levels: The level of each ladder that the release uses.
+        kept: (rows,) bool, False for suppressed rows.
+    """
     lifted = np.mean([level / ladder.top for ladder, level in zip(ladders, levels, strict=True)])
     return float(1.0 - (kept.mean() * lifted + (~kept).mean()))

@@ -51,17 +51,28 @@ def load_shards(
     dataset: Dataset, sites: int, partitioner: str, seed: int, alpha: float, dealer: Dealer | None = None,
     split: Split = OWN_SPLIT,
 ) -> list[Shard]:  # fmt: skip
-    """One shard for each site, sorted by site name; the same for the same arguments.
+    """Return one shard for each site, sorted by site name; the same for the same arguments.
 
-    sites: for partitioners "natural" and "column:NAME" the first so many in the data, for the others any number; 0
-    means the dataset's default number or, for "column:NAME" and where small sites are pooled, all. A fixed split of the
-    dataset holds with its natural sites unless ``split`` asks for another. Where a share of the patients is held out and a small
-    site would be left without a test patient, or without a class in train, the patient nearest to the threshold changes
-    sides. A site that is in the data may have one class only, or one patient, who then trains. With folds and by time a site may
-    have nobody held out, and each patient is on the side that the rule says. dealer: what the name of the partitioner stands for
-    where it is not ours.
-    Raises ConfigError for an unknown partitioner, sites that cannot be had, alpha, or a column that the split lacks; DataError
-    for absent files, and for a site that is left without training patients.
+    A fixed split of the dataset holds with its natural sites unless ``split`` asks for another. Where a share of the
+    patients is held out, a small site may be left without a test patient, or without a class in train. The patient
+    nearest to the threshold then changes sides. A site that is in the data may have one class only, or one patient, who
+    then trains. With folds and by time a site may have nobody held out. Each patient is then on the side that the rule
+    says.
+
+    Args:
+        dataset: A built-in or simulated dataset.
+        sites: For partitioners "natural" and "column:NAME" the first so many in the data, for the others any number. 0
+            means the dataset's default number or, for "column:NAME" and where small sites are pooled, all.
+        partitioner: The partitioner's name, as in ``polyclinic.ehr.partition``.
+        seed: Of the partitioner and of simulated records.
+        alpha: The partitioner's parameter, as for ``partition_rows``.
+        dealer: What the name of the partitioner stands for where it is not ours.
+        split: The rule by which patients are held out.
+
+    Raises:
+        ConfigError: For an unknown partitioner, an impossible number of sites, alpha, or a column that the split lacks.
+        DataError: For absent files, for a site that is left without training patients, and for a time by which nobody
+            is held out.
     """
     plan = check_partitioner(partitioner)
     natural = plan.base == "natural"

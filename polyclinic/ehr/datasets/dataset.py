@@ -25,14 +25,18 @@ from polyclinic.files import write_file
 class Dataset:
     """A dataset that comes with Polyclinic; none of its fields needs the data to be present.
 
-    patients, rows: published totals. natural_sites: the hospitals in the data (empty: none known).
-    load: the records as a new table; raises DataError if the files are absent. available: whether load would work
-    without a download. fetch: downloads the files to the user's cache and returns the folder (None: nothing to do).
-    generate: (sites, patients, seed) -> records, for simulated datasets. fixed_split: the name of a column of the
-    records that holds 'train' or 'test', used with the natural sites. flow: how the published rows came to be these,
-    where the loader leaves some out; public, as the data are. notes: what may make a run's result wrong, in
-    sentences. readings: what else was read otherwise than it stands. own_numbers: a patient is the
-    hospital's name, a slash and the hospital's own number, by which its split goes.
+    Args:
+        patients, rows: Published totals.
+        load: Returns the records as a new table; raises DataError if the files are absent.
+        available: Whether load would work without a download.
+        natural_sites: The hospitals in the data (empty: none known).
+        fetch: Downloads the files to the user's cache and returns the folder (None: nothing to do).
+        generate: (sites, patients, seed) -> records, for simulated datasets.
+        fixed_split: The name of a column of the records that holds 'train' or 'test', used with the natural sites.
+        flow: How the published rows came to be these, where the loader leaves some out; public, as the data are.
+        notes: What may make a run's result wrong, in sentences.
+        readings: What else was read otherwise than it stands.
+        own_numbers: A patient is the hospital's name, a slash and the hospital's own number, by which its split goes.
     """
 
     name: str
@@ -83,10 +87,14 @@ def hospital_names(key: str) -> tuple[str, ...]:
 class Files:
     """Files that a dataset is read from.
 
-    dataset: its name, for `polyclinic datasets fetch`. folder: the subfolder of $POLYCLINIC_DATA and of the cache.
-    url: what a file's name is appended to or, where archive is set, the address of a zip that holds them all.
-    published: file -> SHA-256 (hex), or "" where none is published. copies: file -> a compressed copy that is read in its
-    stead, and its SHA-256. by_hand: nothing is downloaded for the user, and ``url`` is the page to get the files from.
+    Args:
+        dataset: Its name, for `polyclinic datasets fetch`.
+        folder: The subfolder of $POLYCLINIC_DATA and of the cache.
+        url: What a file's name is appended to or, where archive is set, the address of a zip that holds them all.
+        published: file -> SHA-256 (hex), or "" where none is published.
+        copies: file -> a compressed copy that is read in its stead, and its SHA-256.
+        archive: Whether ``url`` is a zip of all files.
+        by_hand: Nothing is downloaded for the user, and ``url`` is the page to get the files from.
     """
 
     dataset: str

@@ -1,8 +1,8 @@
 """eICU demo: 2,520 intensive care stays of 1,841 patients in 186 hospitals, by the first day's physiology.
 
-One record is a stay in a unit, a patient's own by ``uniquepid``. Features are what was known at admission and the first
-day's worst values as APACHE IV takes them; of discharge, of later days and of the predictions nothing is read but
-whether the patient left the hospital alive.
+One record is a stay in a unit, a patient's own by ``uniquepid``. Features are those known at admission and the first
+day's worst values as APACHE IV takes them. Of discharge only whether the patient left the hospital alive is read, and
+of later days and of the predictions nothing.
 """
 
 from __future__ import annotations
@@ -63,10 +63,16 @@ _DIAGNOSES = {
 
 
 def stays(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.DataFrame:
-    """One row for each of the 2,520 stays, in the order of ``patient``: keys, features as published, and ``died``.
+    """Return one row for each of the 2,520 stays, in the order of ``patient``: keys, features as published, and ``died``.
 
     -1, which the APACHE tables write for a value that was not taken, is missing; died is missing where the state at
     discharge is. No other column of the tables is read.
+
+    Args:
+        patient: The file of the stays.
+        hospital: The file of the hospitals.
+        aps: The file of the first day's values for APACHE.
+        predictors: The file of the variables for APACHE's predictions.
     """
     keys = ["patientunitstayid", "uniquepid", "hospitalid", "age", "hospitaldischargestatus", "unitdischargeoffset"]
     table = pd.read_csv(patient, usecols=[*keys, "admissionheight", "admissionweight", *_CHOICES])

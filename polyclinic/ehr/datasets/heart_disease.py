@@ -88,11 +88,11 @@ def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
 
 
 def load() -> pd.DataFrame:
-    """740 records of FLamby's recipe (complete in the first ten columns), with its split in the column ``split``.
+    """Return the 740 records of FLamby's recipe (complete in the first ten columns), with its split in the column ``split``.
 
-    FLamby (Ogier du Terrail et al. 2022), fed_heart_disease: slope, ca and thal dropped, then rows with a missing cell;
-    in each centre 66 % train by scikit-learn's train_test_split with seed 43, stratified where every class has more
-    than two rows. Cholesterol 0 is kept.
+    FLamby (Ogier du Terrail et al. 2022), fed_heart_disease: slope, ca and thal dropped, then rows with a missing cell.
+    In each centre 66 % train by scikit-learn's train_test_split with seed 43. The split is stratified where every class
+    has more than two rows. Cholesterol 0 is kept.
     """
     return _split(_places()).copy()
 

@@ -58,10 +58,10 @@ _BOUNDS = {column.name: column.bounds for column in SCHEMA.features if column.bo
 
 
 def auroc_ceiling() -> float:
-    """The AUROC of the true probability of death in a large population: what no prediction from the records exceeds.
+    """Return the AUROC of the true probability of death in a large population: what no prediction from the records exceeds.
 
-    The logit is normal with mean INTERCEPT and variance SPREAD^2 + HOSPITAL_SPREAD^2; the chance that one who dies has the
-    higher logit is an integral over two such variables, here by the trapezoidal rule.
+    The logit is normal with mean INTERCEPT and variance SPREAD^2 + HOSPITAL_SPREAD^2. The chance that a patient who
+    dies has the higher logit is an integral over two such variables, here by the trapezoidal rule.
     """
     deviation = float(np.hypot(SPREAD, HOSPITAL_SPREAD))
     logit = INTERCEPT + deviation * np.linspace(-8.0, 8.0, 4001)
@@ -73,15 +73,30 @@ def auroc_ceiling() -> float:
 
 
 def generate_icu(sites: int, patients: int, seed: int) -> pd.DataFrame:
-    """Simulated stays as one table: ``patients`` rows, one for each patient, with the hospital's name in ``site``.
+    """Return simulated stays as one table, with the hospital's name in ``site``; the same for the same arguments.
 
-    The same table for the same arguments. Raises ConfigError unless 1 <= sites <= patients and seed >= 0.
+    Args:
+        sites: The number of hospitals, from 1 to ``patients``.
+        patients: The number of rows, one for each patient.
+        seed: At least 0.
+
+    Raises:
+        ConfigError: Unless 1 <= sites <= patients and seed >= 0.
     """
     return simulate_icu(sites, patients, seed)[0]
 
 
 def simulate_icu(sites: int, patients: int, seed: int) -> tuple[pd.DataFrame, Floats]:
-    """``generate_icu`` and (patients,) each patient's true probability of death, which no record holds."""
+    """Return ``generate_icu`` and (patients,) each patient's true probability of death, which no record holds.
+
+    Args:
+        sites: The number of hospitals, from 1 to ``patients``.
+        patients: The number of rows, one for each patient.
+        seed: At least 0.
+
+    Raises:
+        ConfigError: Unless 1 <= sites <= patients and seed >= 0.
+    """
     check_size("a simulation", sites, patients, seed)
     rng = np.random.default_rng(np.random.SeedSequence([seed, *b"icu"]))
     site = enrolment(sites, patients, rng)

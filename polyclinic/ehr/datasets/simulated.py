@@ -15,7 +15,17 @@ from polyclinic.types import Ints
 
 
 def check_size(what: str, sites: int, patients: int, seed: int) -> None:
-    """Raise ConfigError unless 1 <= sites <= patients and seed >= 0."""
+    """Raise an error unless 1 <= sites <= patients and seed >= 0.
+
+    Args:
+        what: What is simulated, for the message.
+        sites: The number of hospitals.
+        patients: The number of patients in all.
+        seed: Of the simulation.
+
+    Raises:
+        ConfigError: For sites or a seed outside these limits.
+    """
     if sites < 1 or sites > patients:
         raise ConfigError(f"sites is {sites}; {what} of {patients} patients needs 1 to {patients} sites.")
     if seed < 0:
@@ -23,7 +33,18 @@ def check_size(what: str, sites: int, patients: int, seed: int) -> None:
 
 
 def enrolment(sites: int, patients: int, rng: np.random.Generator) -> Ints:
-    """Each patient's hospital, in order: half of the patients evenly, the others in proportion to hospitals' sizes."""
+    """Return each patient's hospital, in order.
+
+    Half of the patients are spread evenly, the others in proportion to hospitals' sizes.
+
+    Args:
+        sites: The number of hospitals.
+        patients: The number of patients in all, at least ``sites``.
+        rng: Draws the hospitals' sizes and the patients of the second half.
+
+    Returns:
+        (patients,) int64 in 0..sites-1, rising.
+    """
     even = np.tile(np.arange(sites), patients // 2 // sites + 1)[: max(sites, patients // 2)]
     others = rng.choice(sites, size=patients - len(even), p=rng.dirichlet(np.full(sites, 2.0)))
     return np.sort(np.concatenate([even, others])).astype(np.int64)
@@ -45,9 +66,16 @@ def simulated_dataset(
     title: str, description: str, schema: Schema, generate: Callable[[int, int, int], pd.DataFrame], sites: int,
     patients: int, after: str = "",
 ) -> Dataset:  # fmt: skip
-    """The dataset, of the schema's name, that ``generate(sites, patients, seed)`` makes, by default with seed 0.
+    """Return the dataset, of the schema's name, that ``generate`` makes, by default with seed 0.
 
-    after: the publication whose form it has.
+    Args:
+        title: A short name for readers.
+        description: A sentence about the records.
+        schema: The schema of the records.
+        generate: From (sites, patients, seed) to records.
+        sites: The default number of hospitals.
+        patients: The default number of patients, each with one row.
+        after: The publication whose form it has.
     """
     form = f"; form after {after}" if after else ""
     return Dataset(

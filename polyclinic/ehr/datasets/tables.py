@@ -322,7 +322,13 @@ def _whole(
 
 
 def own_patients(patient: str, cells: pd.Series, sites: pd.Series) -> tuple[pd.Series, list[str]]:
-    """(rows,) patients with the hospital's name before the number, and a note where numbers are at several hospitals."""
+    """Return (rows,) patients with the hospital's name before the number, and a note where numbers are at several hospitals.
+
+    Args:
+        patient: The name of the patient column, for the note.
+        cells: (rows,) the patients' numbers as text.
+        sites: (rows,) the hospitals' names.
+    """
     own, hospitals_of = sites + "/" + cells, sites.groupby(cells).nunique()
     if not (shared := int((hospitals_of > 1).sum())):
         return own, []
@@ -442,11 +448,15 @@ def may_lack(column: Column, names: Iterable[str]) -> bool:
 
 
 def lacking_notes(absent: Mapping[str, bool], schema: Schema, names: Iterable[str]) -> list[str]:
-    """A note of the columns that a table lacks, and whose every cell so is missing.
+    """Return a note of the columns that a table lacks, and whose every cell so is missing.
 
-    absent: by each column's name whether it may be lacking.
+    Args:
+        absent: By each column's name whether it may be lacking.
+        schema: The schema under which the table is read.
+        names: The table's own columns, of which the note names a similar one.
 
-    Raises DataError for those that may not, and where no feature would be left.
+    Raises:
+        DataError: For columns that may not be lacking, and where no feature would be left.
     """
     names = list(names)
     if needed := [name for name, may in absent.items() if not may]:

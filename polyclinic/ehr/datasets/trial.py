@@ -26,9 +26,15 @@ SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
 
 
 def generate_trial(sites: int, patients: int, seed: int) -> pd.DataFrame:
-    """A simulated trial as one table: ``patients`` rows in all, each with its hospital's name in ``site``.
+    """Return a simulated trial as one table, with the hospital's name in ``site``; the same for the same arguments.
 
-    The same table for the same arguments. Raises ConfigError unless 1 <= sites <= patients and seed >= 0.
+    Args:
+        sites: The number of hospitals, from 1 to ``patients``.
+        patients: The number of rows, one for each patient.
+        seed: At least 0.
+
+    Raises:
+        ConfigError: Unless 1 <= sites <= patients and seed >= 0.
     """
     check_size("a trial", sites, patients, seed)
     rng = np.random.default_rng(np.random.SeedSequence([seed, *b"trial"]))

@@ -1,9 +1,9 @@
 """Records dealt to simulated hospitals, whole patients at a time, from a keyed random generator.
 
 For simulation only: partitioners look at labels and features without paying for it. A partitioner's name is one of
-``PARTITIONERS``, with ``+pool:N`` after natural or column:NAME to pool sites of fewer than N patients, and ``+bias`` or
-``+units`` after any to let sites measure differently: ``column:country+pool:100+bias``. Another package's, or one's own as
-``module:name``, is a function (``Dealer``).
+``PARTITIONERS``. After natural or column:NAME, ``+pool:N`` pools sites of fewer than N patients. After any name,
+``+bias`` or ``+units`` lets sites measure differently: ``column:country+pool:100+bias``. Another package's, or one's
+own as ``module:name``, is a function (``Dealer``).
 """
 
 from __future__ import annotations
@@ -100,7 +100,19 @@ def check_partitioner(name: str) -> Plan:
 def partition(
     records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0
 ) -> dict[str, pd.DataFrame]:
-    """Records of each site: those of its rows (``partition_rows``), as the site measures them, renumbered from 0."""
+    """Return the records of each site: those of its rows (``partition_rows``), as the site measures them, renumbered from 0.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        name: The partitioner's name, as the module's head describes it.
+        sites: The number of sites, as in ``partition_rows``.
+        seed: Of the random generator, at least 0.
+        alpha: The partitioner's parameter, as in ``partition_rows``.
+
+    Raises:
+        ConfigError: As ``partition_rows``, and where no feature can be measured differently.
+    """
     rows_by_site = partition_rows(records, schema, name, sites, seed, alpha)
     records = measured(records, schema, name, rows_by_site, seed, alpha)
     return {site: records.iloc[rows].reset_index(drop=True) for site, rows in rows_by_site.items()}
@@ -109,7 +121,19 @@ def partition(
 def measured(
     records: pd.DataFrame, schema: Schema, name: str, sites: dict[str, Ints], seed: int, alpha: float = 1.0
 ) -> pd.DataFrame:
-    """The records after the shifts in ``name``: each site's rows as it measures them; ``alpha`` is their strength."""
+    """Return the records after the shifts in ``name``: each site's rows as it measures them.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        name: The partitioner's name; without ``+bias`` or ``+units`` the records stay as they are.
+        sites: Each site's row indices, by its name.
+        seed: Of the random generator.
+        alpha: The strength of a bias.
+
+    Raises:
+        ConfigError: For an unknown name, and where no feature can be measured differently.
+    """
     for shift in check_partitioner(name).shifts:
         records = remeasured(records, schema, shift, sites, seed, alpha)
     return records
@@ -118,13 +142,20 @@ def measured(
 def partition_rows(
     records: pd.DataFrame, schema: Schema, name: str, sites: int, seed: int, alpha: float = 1.0, dealer: Dealer | None = None
 ) -> dict[str, Ints]:  # fmt: skip
-    """Rows of each site, by site name in sorted order; the same for the same arguments, on any machine.
+    """Return the row indices of each site, by site name in sorted order; the same for the same arguments, on any machine.
 
-    name: see above. sites: number of sites; for natural and column:NAME the first so many in order of appearance, 0 for
-    all. alpha: Dirichlet concentration, the power law's exponent, feature-shift's overlap, or the strength of +bias.
-    dealer: what ``name`` stands for where it is not ours.
-    Raises ConfigError for an unknown name, too few or too many sites, a negative seed or alpha not positive, and for a dealer
-    that fails, splits a patient, or gives a row twice.
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        name: The partitioner's name, as the module's head describes it.
+        sites: Number of sites; for natural and column:NAME the first so many in order of appearance, 0 for all.
+        seed: Of the random generator, at least 0.
+        alpha: Dirichlet concentration, the power law's exponent, feature-shift's overlap, or the strength of +bias.
+        dealer: What ``name`` stands for where it is not ours.
+
+    Raises:
+        ConfigError: For an unknown name, too few or too many sites, a negative seed or alpha not positive.
+        ConfigError: For a dealer that fails, splits a patient, or gives a row twice.
     """
     plan = check_partitioner(name)
     if seed < 0:

@@ -68,7 +68,13 @@ def round_shares(shares: Floats, total: int) -> Ints:
 
 
 def dealt_by_class(labels: Ints, shares: Floats, rng: np.random.Generator) -> Ints:
-    """(patients,) site numbers; patients of class c go to the sites in proportion to shares[c]."""
+    """Return (patients,) site numbers; patients of class c go to the sites in proportion to shares[c].
+
+    Args:
+        labels: (patients,) class numbers.
+        shares: (classes, sites) shares, each row summing to 1.
+        rng: Draws which patients of a class go where.
+    """
     site_of = np.empty(len(labels), dtype=np.int64)
     for label, share in enumerate(shares):
         members = np.flatnonzero(labels == label)
@@ -78,7 +84,14 @@ def dealt_by_class(labels: Ints, shares: Floats, rng: np.random.Generator) -> In
 
 
 def repaired(site_of: Ints, labels: Ints, sites: int, rng: np.random.Generator) -> Ints:
-    """``site_of`` with as few patients moved as are needed for the least numbers per site and per class."""
+    """Return ``site_of`` with as few patients moved as are needed for the least numbers per site and per class.
+
+    Args:
+        site_of: (patients,) site numbers.
+        labels: (patients,) class numbers.
+        sites: The number of sites.
+        rng: Draws the patients who move.
+    """
     site_of = site_of.astype(np.int64)
     for label in range(int(labels.max()) + 1):
         members = np.flatnonzero(labels == label)
@@ -114,7 +127,15 @@ def _top_up(
 
 
 def iid(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
-    """Sites of equal size (to one patient), patients at random; ``alpha`` is unused."""
+    """Return sites of equal size (to one patient), patients at random.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the patients of each site.
+        alpha: Unused.
+    """
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(np.full(sites, 1.0 / sites), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
@@ -122,7 +143,15 @@ def iid(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Genera
 
 
 def quantity(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
-    """Sizes from Dirichlet(alpha), patients at random."""
+    """Return sites with sizes from Dirichlet(alpha), patients at random.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the sizes and the patients of each site.
+        alpha: The Dirichlet concentration: a small one gives unequal sizes.
+    """
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(rng.dirichlet(np.full(sites, alpha)), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
@@ -132,9 +161,16 @@ def quantity(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.G
 def dirichlet_label(
     records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0
 ) -> Deal:
-    """Each class is shared between sites by its own Dirichlet(alpha) draw: small alpha, strong label shift.
+    """Share each class between sites by its own Dirichlet(alpha) draw: small alpha, strong label shift.
 
     Yurochkin et al. 2019, "Bayesian nonparametric federated learning of neural networks".
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the shares and the patients of each site.
+        alpha: The Dirichlet concentration.
     """
     person, labels = patients_and_labels(records, schema)
     shares = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1)
@@ -144,7 +180,17 @@ def dirichlet_label(
 def label_and_quantity(
     records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0
 ) -> Deal:
-    """Both sizes and class shares differ: 30 % of each class evenly, the rest by size times class Dirichlet(alpha)."""
+    """Deal patients so that both sizes and class shares differ between sites.
+
+    30 % of each class are dealt evenly, the rest by size times class Dirichlet(alpha).
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the sizes, the shares and the patients of each site.
+        alpha: The concentration of both Dirichlet distributions.
+    """
     person, labels = patients_and_labels(records, schema)
     sizes = rng.dirichlet(np.full(sites, alpha))
     weights = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1) * sizes + 1e-12
@@ -155,7 +201,15 @@ def label_and_quantity(
 def feature_shift(
     records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0
 ) -> Deal:
-    """Sites of equal size along the first principal component; noise of ``alpha`` times its spread mixes them."""
+    """Return sites of equal size along the first principal component of the features.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the noise that mixes the sites.
+        alpha: The noise's standard deviation, in units of the component's spread: a large one mixes the sites more.
+    """
     person, labels = patients_and_labels(records, schema)
     x = np.nan_to_num(encode(records, schema).x)
     totals = np.zeros((len(labels), x.shape[1]))
@@ -173,7 +227,15 @@ def feature_shift(
 
 
 def power_law(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
-    """Sizes in proportion to rank^-alpha (Zipf), ranks and patients at random: few large sites and many small ones."""
+    """Return a few large sites and many small ones: sizes in proportion to rank^-alpha (Zipf), ranks and patients at random.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the ranks and the patients of each site.
+        alpha: The power law's exponent.
+    """
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(rng.permutation(np.arange(1.0, sites + 1.0) ** -alpha), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
@@ -181,10 +243,19 @@ def power_law(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.
 
 
 def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, each: int) -> Deal:
-    """Each site gets ``each`` pieces of about equal size, each of one class: at most so many classes at a site.
+    """Give each site ``each`` pieces of about equal size, each of one class: at most so many classes at a site.
 
-    McMahan et al. 2017, section 3 (the pathological partition), with pieces that never span two classes. Raises
-    ConfigError where there are fewer pieces than classes or fewer patients than pieces.
+    McMahan et al. 2017, section 3 (the pathological partition), with pieces that never span two classes.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the patients of each piece and the pieces of each site.
+        each: The number of pieces of a site.
+
+    Raises:
+        ConfigError: Where there are fewer pieces than classes or fewer patients than pieces.
     """
     person, labels = patients_and_labels(records, schema)
     pieces, present = sites * each, np.unique(labels)
@@ -207,9 +278,17 @@ def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Ge
 
 
 def by_column(records: pd.DataFrame, schema: Schema, column: str) -> dict[str, Ints]:
-    """Row indices for each value of a column, in order of first appearance.
+    """Return row indices for each value of a column, in order of first appearance.
 
-    A patient with rows under several values belongs to the first. Raises DataError if the column or a cell is missing.
+    A patient with rows under several values belongs to the first.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        column: The column whose values are the sites.
+
+    Raises:
+        DataError: If the column or a cell is missing.
     """
     if column not in records.columns:
         raise DataError(f"The records have no column {column!r} to split by; name one of their columns.")
@@ -221,9 +300,15 @@ def by_column(records: pd.DataFrame, schema: Schema, column: str) -> dict[str, I
 
 
 def pooled(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, smallest: int) -> dict[str, Ints]:
-    """The groups with ``smallest`` patients or more, and those of all the others as one group "other", last.
+    """Return the groups with ``smallest`` patients or more, and those of all the others as one group "other", last.
 
     A group that is itself named "other" is among the pooled.
+
+    Args:
+        groups: Each group's row indices, by its name.
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        smallest: The number of patients from which a group stays by itself.
     """
     person, _, _ = people(records, schema)
     large = {
@@ -234,9 +319,16 @@ def pooled(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, small
 
 
 def by_time(records: pd.DataFrame, schema: Schema, column: str, sites: int) -> Deal:
-    """Sites of equal size, from the earliest patients to the latest by their first cell of ``column``.
+    """Return sites of equal size, from the earliest patients to the latest by their first cell of ``column``.
 
-    column: numbers, or dates as ``read_moments`` reads them. Raises DataError if the column or a cell is missing or is neither.
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        column: Numbers, or dates as ``read_moments`` reads them.
+        sites: The number of sites.
+
+    Raises:
+        DataError: If the column or a cell is missing or is neither.
     """
     if column not in records.columns:
         raise DataError(f"The records have no column {column!r} to order by; name one of their columns.")

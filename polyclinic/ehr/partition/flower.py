@@ -26,12 +26,26 @@ def deal_by(
     kind: Callable[..., Any], options: Mapping[str, Any], records: pd.DataFrame, schema: Schema, sites: int,
     rng: np.random.Generator, alpha: float,
 ) -> Deal:  # fmt: skip
-    """Rows of each site, as a partitioner of Flower's deals patients.
+    """Return the rows of each site, as a partitioner of Flower's deals patients.
 
-    It sees one row a patient, the patient's first, with the highest class among the patient's rows as label. What it takes
-    and ``options`` do not give: ``num_partitions`` is ``sites``, ``partition_by`` the label, or the column of sites for one that
-    takes no number of them, ``alpha`` the run's, ``seed`` drawn from ``rng``. Raises as it does; ValueError where it deals
-    columns and not rows.
+    It sees one row a patient, the patient's first, with the highest class among the patient's rows as label. Some
+    parameters have values of their own where it takes them and ``options`` do not give them:
+
+    - ``num_partitions`` is ``sites``, and ``alpha`` the run's;
+    - ``partition_by`` is the label, or the column of sites for one that takes no number of them;
+    - ``seed`` is drawn from ``rng``.
+
+    Args:
+        kind: The partitioner's class.
+        options: Parameters of the partitioner.
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        sites: The number of sites.
+        rng: Draws the partitioner's seed.
+        alpha: The run's parameter of partitioners.
+
+    Raises:
+        ValueError: Where the partitioner deals columns and not rows. Its own errors pass through.
     """
     from datasets import Dataset
     from datasets.utils.logging import disable_progress_bar

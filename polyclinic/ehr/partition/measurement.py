@@ -27,9 +27,15 @@ OTHER_UNIT: dict[str, tuple[str, float]] = {
 
 
 def bias(values: Floats, column: Column, rng: np.random.Generator, strength: float) -> Floats:
-    """One site's cells with a gain and an offset of its own, clipped to the bounds.
+    """Return one site's cells with a gain and an offset of its own, clipped to the bounds.
 
     The gain is exp(N(0, 0.1 strength)); the offset is N(0, 0.02 strength) times the width of the bounds.
+
+    Args:
+        values: (rows,) cells in the column's unit, NaN where missing.
+        column: The column of the schema, whose kind says whether cells are whole.
+        rng: Draws the gain and the offset.
+        strength: Factor of both standard deviations.
     """
     low, high = column.bounds or (0.0, 1.0)
     gain, offset = np.exp(GAIN * strength * rng.standard_normal()), OFFSET * strength * rng.standard_normal()
@@ -38,7 +44,14 @@ def bias(values: Floats, column: Column, rng: np.random.Generator, strength: flo
 
 
 def units(values: Floats, column: Column, rng: np.random.Generator, strength: float) -> Floats:
-    """One site's cells, in the other unit with probability 1/2; ``strength`` is unused."""
+    """Return one site's cells, in the other unit with probability 1/2.
+
+    Args:
+        values: (rows,) cells in the column's unit, NaN where missing.
+        column: The column of the schema, whose unit is one of ``OTHER_UNIT``.
+        rng: Draws the unit.
+        strength: Unused.
+    """
     return values * OTHER_UNIT[column.unit][1] if rng.random() < 0.5 else values
 
 
@@ -62,11 +75,21 @@ SHIFTS = tuple(_CHANGES)
 def remeasured(
     records: pd.DataFrame, schema: Schema, shift: str, sites: Mapping[str, Ints], seed: int, strength: float
 ) -> pd.DataFrame:
-    """``records`` as each site of ``sites`` (its rows) would have measured them: a new table, other columns as they are.
+    """Return a new table: ``records`` as each of the sites would have measured them, other columns as they are.
 
-    shift: "bias" changes every numeric feature, "units" those whose unit and bounds admit another unit. Each site and
-    column has a draw of its own, the same for the same arguments; the steps of a trajectory share it. Cells that are
-    not numbers stay as they are. Raises ConfigError where no feature can be changed.
+    Each site and column has a draw of its own, the same for the same arguments; the steps of a trajectory share it.
+    Cells that are not numbers stay as they are.
+
+    Args:
+        records: The table, one row for each record.
+        schema: The schema of the records.
+        shift: "bias" changes every numeric feature, "units" those whose unit and bounds admit another unit.
+        sites: Each site's row indices, by its name.
+        seed: Of the draws.
+        strength: Of a bias.
+
+    Raises:
+        ConfigError: Where no feature can be changed.
     """
     change, admits = _CHANGES[shift]
     columns = [column for column in schema.features if admits(column)]

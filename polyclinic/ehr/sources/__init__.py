@@ -36,8 +36,10 @@ def read_records(path: str | Path, schema: Schema) -> pd.DataFrame:
 
 
 def named_place(data: str, known: Collection[str]) -> tuple[str, str]:
-    """The source's name and the rest of ``data``: ``"fhir:export"`` is of "fhir", ``"package.module:Name:export"`` of that
-    object, a URL of "sql", a path of "files"."""
+    """Return the source's name and the rest of ``data``.
+
+    ``"fhir:export"`` is of "fhir", ``"package.module:Name:export"`` of that object, a URL of "sql", a path of "files".
+    """
     name, colon, rest = data.partition(":")
     if colon and name in known:
         return name, rest

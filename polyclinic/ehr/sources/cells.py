@@ -86,9 +86,13 @@ def text_table(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFra
 
 @dataclass(frozen=True, eq=False)
 class Numbers:
-    """The numbers of a column, all (rows,) with its index: values float, NaN where a cell is none; beyond, whether the cell is
-    a limit of measurement (``<0.4``) rather than a number; units, the text after the number in lower case, mostly "". Where
-    is_written is False, all cells are plain numbers.
+    """The numbers of a column, all (rows,) with its index.
+
+    Attributes:
+        values: float, NaN where a cell is none.
+        beyond: Whether the cell is a limit of measurement (``<0.4``) rather than a number.
+        units: The text after the number in lower case, mostly "".
+        is_written: Where it is False, all cells are plain numbers.
     """
 
     values: pd.Series

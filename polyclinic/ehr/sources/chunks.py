@@ -77,9 +77,17 @@ def numbered(frames: Iterable[pd.DataFrame], source: str) -> Iterator[Chunk]:
 def of_cohort(
     chunks: Iterable[Chunk], cohort: Cohort, patient: str | None, source: str, begin: str = "records"
 ) -> Iterator[Chunk]:
-    """The chunks' rows that belong to a cohort, and in the last chunk its flow; rows are numbered within the cohort.
+    """Yield the chunks' rows that belong to a cohort, numbered within it, and in the last chunk its flow.
 
-    patient: the column that names it, or None. Raises DataError as ``Cohort.select`` does.
+    Args:
+        chunks: The records in parts, each with its place in the source.
+        cohort: The rules of inclusion.
+        patient: The column that names the patient, or None where each row is one.
+        source: The source's name in messages.
+        begin: The name of the flow's first stage, where the chunks have no flow of their own.
+
+    Raises:
+        DataError: As ``Cohort.select`` does.
     """
     before: list[Flow] = []
 

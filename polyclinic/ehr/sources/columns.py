@@ -30,14 +30,20 @@ from polyclinic.toml import Declared, all_problems, read_toml
 class Origin(Declared):
     """Where one column of the schema comes from.
 
-    from: the own column's name, the schema's if it is not given; of a trajectory the part before ``_00``. unit: the own unit of
-    cells that name none; all become the schema's. substance: whose concentration it is, where a mass becomes an amount.
-    factor, offset: a number becomes ``number * factor + offset``, where no unit is named. decimal: the decimal point, where it is
-    a comma. limits: of a number, "<0.4" is read as 0.4; of a binary column, it is 1 where a cell is such a limit and 0 elsewhere.
-    separator: what stands between the codes of a code set, if not ";". values: own categories or codes and the schema's;
-    an empty one is missing, and what is not listed stays as it is. missing: the texts that stand for a missing cell (``["-9"]``);
-    or, where it is true, the hospital lacks the column, and every cell is missing. default: it lacks the column, and every cell
-    is this.
+    Args:
+        from: The own column's name, the schema's if it is not given; of a trajectory the part before ``_00``.
+        unit: The own unit of cells that name none; all become the schema's.
+        substance: Whose concentration it is, where a mass becomes an amount.
+        factor, offset: A number becomes ``number * factor + offset``, where no unit is named.
+        decimal: The decimal point, where it is a comma.
+        limits: Of a number, "<0.4" is read as 0.4. Of a binary column, it is 1 where a cell is such a limit and 0
+            elsewhere.
+        separator: What stands between the codes of a code set, if not ";".
+        values: Own categories or codes and the schema's; an empty one is missing, and what is not listed stays as it
+            is.
+        missing: The texts that stand for a missing cell (``["-9"]``). Where it is true, the hospital lacks the column,
+            and every cell is missing.
+        default: The hospital lacks the column, and every cell is this.
     """
 
     name: str = Field("", alias="from")
@@ -206,10 +212,15 @@ def own_schema(mapping: ColumnMapping, schema: Schema) -> Schema:
 
 
 def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -> pd.DataFrame:
-    """The rows of ``frame``, in the hospital's own columns, with exactly the columns that the schema reads.
+    """Return the rows of ``frame`` with exactly the columns that the schema reads.
 
-    Numbers are converted (and rounded, where the schema's are whole), categories recoded, columns that the hospital lacks
-    filled as the mapping says. A cell that is no number stays as it is, for the schema's checks to refuse.
+    Numbers are converted (and rounded, where the schema's are whole), categories recoded, columns that the hospital
+    lacks filled as the mapping says. A cell that is no number stays as it is, for the schema's checks to refuse.
+
+    Args:
+        frame: Records in the hospital's own columns.
+        mapping: Where each column of the schema comes from.
+        schema: The public schema.
     """
     columns: dict[str, pd.Series] = {}
     for column in (column for column in schema.columns if column.is_read):
@@ -237,7 +248,13 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
 
 
 def mapped(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
-    """The chunks with the schema's columns; as they are where the mapping says nothing."""
+    """Yield the chunks with the schema's columns; as they are where the mapping says nothing.
+
+    Args:
+        chunks: Records in the hospital's own columns.
+        mapping: Where each column of the schema comes from.
+        schema: The public schema.
+    """
     for chunk in chunks:
         yield replace(chunk, records=apply_mapping(chunk.records, mapping, schema)) if mapping.columns else chunk
 
@@ -318,9 +335,15 @@ SUBSTANCES: dict[str, float] = {
 
 
 def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]:
-    """(factor, offset) of a number in ``unit`` to one ``into`` another; ``substance`` names whose mass or amount it is.
+    """Return (factor, offset) that turn a number in one unit into a number in another.
 
-    Raises ConfigError for an unknown unit or substance, and for units that do not convert.
+    Args:
+        unit: The number's unit.
+        into: The unit that it gets.
+        substance: Whose mass or amount it is, needed where one becomes the other.
+
+    Raises:
+        ConfigError: For an unknown unit or substance, and for units that do not convert.
     """
     if unit.strip().lower() == into.strip().lower():
         return 1.0, 0.0

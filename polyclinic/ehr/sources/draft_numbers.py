@@ -49,7 +49,13 @@ def decimal_commas(cells: pd.DataFrame, hospitals: pd.Series) -> dict[str, dict[
 
 
 def read_column(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str]) -> Numbers:
-    """The numbers in a column, by each hospital's mark of decimals."""
+    """Return the numbers in a column, by each hospital's mark of decimals.
+
+    Args:
+        cells: (rows,) the column as it stands.
+        hospitals: (rows,) the hospitals' names.
+        commas: By hospital its mark of decimals; a hospital that is not in it has ".".
+    """
     if not commas:
         return read_numbers(cells)
     parts = [read_numbers(rows, commas.get(str(hospital), ".")) for hospital, rows in cells.groupby(hospitals)]
@@ -57,7 +63,12 @@ def read_column(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str
 
 
 def bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
-    """The records of a column of numbers, and its draft with these bounds."""
+    """Return the records of a column of numbers, and its draft with these bounds.
+
+    Args:
+        values: (rows,) numbers, NaN where missing.
+        low, high: The bounds, in the column's unit.
+    """
     numeric = values.dropna()
     whole, clipped = bool((numeric % 1 == 0).all()), np.clip(numeric.to_numpy(), low, high)
     return values.astype("Int64") if whole else values, {
@@ -88,7 +99,13 @@ def number_of_cells(chosen: pd.Series, name: str) -> str:
 
 
 def convert_units(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str | None:
-    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert."""
+    """Convert numbers in place into the commonest unit and return it: "" where there is none, None where some do not convert.
+
+    Args:
+        name: The column's name, which may say whose concentration it is.
+        read: The numbers and the units beside them, changed in place.
+        readings: Gets a note for each unit that was converted.
+    """
     values, units = read.values, read.units
     if not read.is_written:
         return ""
@@ -120,7 +137,14 @@ def has_few_values(distinct: int, rows: int) -> bool:
 
 
 def why_no_feature(name: str, numeric: pd.Series, values: pd.Series, hospitals: pd.Series) -> str:
-    """Why numbers are no feature: they name people or rows, or are days; "" where they may be one."""
+    """Return why numbers are no feature: they name people or rows, or are days; "" where they may be one.
+
+    Args:
+        name: The column's name.
+        numeric: The numbers that are not missing.
+        values: (rows,) the column's numbers, NaN where missing.
+        hospitals: (rows,) the hospitals' names.
+    """
     whole = bool((numeric % 1 == 0).all())
     if not whole:
         return ""

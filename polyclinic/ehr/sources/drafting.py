@@ -59,9 +59,12 @@ _NUMBERS = ("integer", "continuous", "trajectory")
 class Draft:
     """A draft: ``columns`` as ``Schema.from_dict`` takes them, the ``records`` by them, and notes.
 
-    rules: for each column whose cells need more than their name, the keys of a hospital's mapping that read them. notes: what may
-    make a result wrong. label: how the label was read. left_out: columns by reason. readings: by how cells were read otherwise
-    than they stand, which were.
+    Attributes:
+        rules: For each column whose cells need more than their name, the keys of a hospital's mapping that read them.
+        notes: What may make a result wrong.
+        label: How the label was read.
+        left_out: Columns by reason.
+        readings: Columns by how their cells were read otherwise than they stand.
     """
 
     columns: list[dict[str, Any]] = field(default_factory=list)

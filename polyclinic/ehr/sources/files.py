@@ -56,10 +56,18 @@ def files(place: Place, schema: Schema) -> Iterator[Chunk]:
 
 
 def file_chunks(path: str | Path, schema: Schema, rows: int = ROWS) -> Iterator[Chunk]:
-    """The schema's columns of the files at ``path``, at most ``rows`` rows at a time; rows are numbered file by file.
+    """Yield the schema's columns of the files at ``path``, with rows numbered file by file.
 
-    path: a .csv, .csv.gz or .parquet file, a folder of such files, or a glob pattern; files are read in order of name.
-    Empty cells, NA, null, ?, "." and their like (``cells.MISSING``) of a CSV are missing. Raises DataError naming the file.
+    Empty cells, NA, null, ?, "." and their like (``cells.MISSING``) of a CSV are missing.
+
+    Args:
+        path: A .csv, .csv.gz or .parquet file, a folder of such files, or a glob pattern; files are read in order of
+            name.
+        schema: The schema whose columns are read.
+        rows: The most rows of a chunk.
+
+    Raises:
+        DataError: Naming the file, where none is there, it is damaged or it lacks a column.
     """
     columns = [column for column in schema.columns if column.is_read]
     names = [name for column in columns for name in column.record_names]
@@ -111,10 +119,16 @@ def _remedy(file: Path) -> str:
 def read_table(
     file: Path, names: Sequence[str], rows: int = ROWS, missing: Mapping[str, Sequence[str]] | None = None
 ) -> Iterator[pd.DataFrame]:
-    """The named columns of one file, at most ``rows`` rows at a time; a CSV's cells are text or missing.
+    """Yield the named columns of one file in parts; a CSV's cells are text or missing.
 
-    missing: what stands for a missing cell in a CSV's column, if not the usual marks. Raises DataError for a file that
-    is damaged or lacks a column, never quoting its content.
+    Args:
+        file: A .csv, .csv.gz or .parquet file.
+        names: The columns to read.
+        rows: The most rows of a part.
+        missing: By column the texts that stand for a missing cell in a CSV, if not the usual marks.
+
+    Raises:
+        DataError: For a file that is damaged or lacks a column, never quoting its content.
     """
     parts = _parquet(file, names, rows) if file.name.lower().endswith(".parquet") else _csv(file, names, rows, missing)
     while (part := _next(parts, file)) is not None:

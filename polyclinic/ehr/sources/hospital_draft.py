@@ -1,7 +1,7 @@
 """The draft of a hospital's schema and mapping, as files that a person confirms.
 
-Without ``look`` it has nothing that came from values but the kinds and spellings of columns, and marks each column whose bounds
-or categories a person must still find in public.
+Without ``look`` nothing in it comes from values but the kinds and spellings of columns. It marks each column whose
+bounds or categories a person must still find in public.
 """
 
 from __future__ import annotations
@@ -107,8 +107,14 @@ def public_draft(draft: Draft) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class SchemaDraft:
-    """A draft of a schema: values as ``Schema.from_dict`` would take them but for ``draft``; mapping, a hospital's mapping file,
-    empty where cells need none; rows that were read; notes, what a person must still decide."""
+    """A draft of a schema and of a hospital's mapping.
+
+    Attributes:
+        values: As ``Schema.from_dict`` would take them but for ``draft``.
+        mapping: A hospital's mapping file, empty where cells need none.
+        rows: The rows that were read.
+        notes: What a person must still decide.
+    """
 
     values: dict[str, Any]
     mapping: dict[str, Any]

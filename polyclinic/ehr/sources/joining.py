@@ -50,9 +50,17 @@ class Roles:
     def find(
         cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = ()
     ) -> Roles:
-        """The roles of the names given, however they are spelt, or of usual names where none is given (of the site: none).
+        """Return the roles of the named columns, however they are spelt; usual names stand in where none is given.
 
-        Raises ConfigError for names that are no columns, all of them at once.
+        Args:
+            names: The columns of the tables.
+            label: The label's column; empty looks for a usual name.
+            patient: The patients' column; empty looks for a usual name.
+            site: The hospitals' column; empty means none.
+            leave_out: Columns that are not read.
+
+        Raises:
+            ConfigError: For names that are no columns, all of them at once.
         """
         asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
         own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}

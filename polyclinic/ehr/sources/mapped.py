@@ -44,7 +44,17 @@ omop, mimic3, mimic4, eicu = (layout_source(layout) for layout in (OMOP, MIMIC3,
 
 
 def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:
-    """The records that a mapping makes of tables. Raises DataError naming tables and columns, never a cell."""
+    """Yield the records that a mapping makes of tables.
+
+    Args:
+        tables: The tables of a clinical database.
+        layout: The usual columns of the database's tables.
+        mapping: Which table gives which column of the schema.
+        schema: The public schema.
+
+    Raises:
+        DataError: Naming tables and columns, never a cell.
+    """
     cohort = mapping.cohort(schema, tables.name)
     columns = (*mapping.columns, *mapping.helpers)
     rows = _rows(tables, mapping)

@@ -1,8 +1,12 @@
 """The mapping file: which table gives which column of the schema, written by a person and checked before any reading.
 
-What it does not say of a table's columns follows from the table's layout: the usual columns of the tables of events in the
-databases that hospitals share, in lower case. OMOP CDM 5.4 (ohdsi.github.io/CommonDataModel), MIMIC-III 1.4 and MIMIC-IV 2.2
-(mimic.mit.edu), eICU-CRD 2.0 (eicu-crd.mit.edu), FHIR R4 as ``sources.fhir`` flattens it (hl7.org/fhir/R4).
+What it does not say of a table's columns follows from the table's layout. A layout has the usual columns of the tables
+of events in the databases that hospitals share, in lower case:
+
+- OMOP CDM 5.4 (ohdsi.github.io/CommonDataModel);
+- MIMIC-III 1.4 and MIMIC-IV 2.2 (mimic.mit.edu);
+- eICU-CRD 2.0 (eicu-crd.mit.edu);
+- FHIR R4 as ``sources.fhir`` flattens it (hl7.org/fhir/R4).
 """
 
 from __future__ import annotations
@@ -42,9 +46,10 @@ class IndexOf(_Named):
 class RowsOf(_Named):
     """What a row of the records is: ``table`` has one for each, told apart by ``key``.
 
-    index: the column with the date from which windows count, or the event whose time it is; where a layout counts
-    minutes and it is not given, they count from the layout's own. Rows without their index are left out. where: for
-    each column the values that a row must have.
+    Args:
+        index: The column with the date from which windows count, or the event whose time it is. Where a layout counts
+            minutes and it is not given, they count from the layout's own. Rows without their index are left out.
+        where: For each column the values that a row must have.
     """
 
     table: str

@@ -15,11 +15,15 @@ class Stray(NamedTuple):
 
 
 def stray_quotes(lines: Iterable[str], separator: str) -> Stray | None:
-    """The stray marks of a CSV's lines, the header first; None where none swallows a line.
+    """Return the stray marks of a CSV's lines, the header first; None where none swallows a line.
 
-    A quoted cell may hold line breaks. A mark stands astray where the file ends within its cell, where neither a separator nor
-    the line's end follows the closing mark, or where the record has not as many cells as the header. It does so too where every
-    cell with line breaks holds as many separators as whole rows of three columns or more, none before a space as in a sentence.
+    A quoted cell may hold line breaks. A mark stands astray in each of these cases:
+
+    - the file ends within its cell;
+    - neither a separator nor the line's end follows the closing mark;
+    - the record has not as many cells as the header;
+    - every cell with line breaks holds as many separators as whole rows of three columns or more, none before a space
+      as in a sentence.
     """
     quoted = re.compile(rf'(?:^|{re.escape(separator)})("[^"]*(?:""[^"]*)*("?))(?=(.?))', re.DOTALL)
     columns, certain, likely, others = 0, list[int](), list[int](), 0

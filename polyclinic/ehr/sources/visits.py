@@ -24,11 +24,15 @@ _NUMERIC = ("continuous", "integer", "binary")
 
 
 def visit_times(cells: pd.Series, name: str, hospitals: pd.Series | None = None) -> Floats:
-    """(rows,) the times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is neither.
+    """Return (rows,) times of visits: numbers as they are, dates in whatever format in days; NaN where a cell is neither.
 
-    hospitals: (rows,) where there are several; each may write its dates otherwise.
+    Args:
+        cells: (rows,) texts, "" where missing.
+        name: The column's name in messages.
+        hospitals: (rows,) where there are several; each may write its dates otherwise.
 
-    Raises DataError where a hospital's cells are mostly neither, or dates whose day and month cannot be told apart.
+    Raises:
+        DataError: Where a hospital's cells are mostly neither, or dates whose day and month cannot be told apart.
     """
     is_number = bool(pd.to_numeric(cells[cells != ""], errors="coerce").notna().mean() > 0.5)
     if hospitals is None or hospitals.nunique() < 2:
@@ -66,7 +70,13 @@ class Visits:
 
     @classmethod
     def of(cls, patients: pd.Series, times: Floats, steps: int) -> Visits:
-        """The order of rows by (rows,) patients and their times; a row without a time (NaN) is left out."""
+        """Return the order of rows by patient and time; a row without a time (NaN) is left out.
+
+        Args:
+            patients: (rows,) each row's patient.
+            times: (rows,) the times of visits.
+            steps: The number of steps of a trajectory, of which the last is the latest visit.
+        """
         rows = pd.DataFrame({"patient": pd.factorize(patients)[0], "time": times}).dropna()
         rows = rows.sort_values(["patient", "time"], kind="stable")
         rows["step"] = steps - 1 - rows.groupby("patient").cumcount(ascending=False)
@@ -140,9 +150,14 @@ def _add_steps(done: Draft, column: dict[str, Any], cells: Mapping[str, pd.Serie
 
 
 def sequences(records: pd.DataFrame, visits: Visits, schema: Schema) -> pd.DataFrame:
-    """New visits under a schema that ``unroll`` drafted, one row for each patient: as in training, but for the choice of columns.
+    """Return new visits under a schema that ``unroll`` drafted, one row for each patient.
 
-    records: by the schema's names, a number for each visit where the schema has a trajectory.
+    They are as in training, but for the choice of columns.
+
+    Args:
+        records: By the schema's names, a number for each visit where the schema has a trajectory.
+        visits: The order of the records' rows.
+        schema: The drafted schema.
     """
     cells: dict[str, pd.Series] = {}
     for column in schema.columns:

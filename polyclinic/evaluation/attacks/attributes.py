@@ -1,8 +1,9 @@
 """What does the model say of a column that its holder keeps secret?
 
-The attacker knows a patient's other columns and label, has a law of the secret column given the others from patients of its
-own, and asks the model how likely the label is with each choice (Fredrikson et al. 2014). The same guess about
-patients who did not take part is the baseline: what is right there too, the population tells and no record (Yeom et al. 2018).
+The attacker knows a patient's other columns and label, and has a law of the secret column given the others from
+patients of its own. It asks the model how likely the label is with each choice (Fredrikson et al. 2014). The same guess
+about patients who did not take part is the baseline: what is right there too, the population tells and no record (Yeom
+et al. 2018).
 """
 
 from __future__ import annotations
@@ -30,9 +31,14 @@ _LEAST = 1e-6
 
 @dataclass(frozen=True)
 class Guessed:
-    """members, non_members: shares of right guesses with the model.  without_model: of members, by the other columns alone.
-    excess: members less non-members; 0 where the model says of those it learned from what it says of anybody.  choices: how many
-    values; of a number two: above its median or not."""
+    """How often an attacker guesses one secret column rightly.
+
+    Attributes:
+        members, non_members: Shares of right guesses with the model.
+        without_model: Of members, by the other columns alone.
+        excess: Members less non-members; 0 where the model says of those it learned from what it says of anybody.
+        choices: How many values; of a number two: above its median or not.
+    """
 
     column: str
     choices: int
@@ -61,9 +67,15 @@ class Secret:
 
 
 def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list[Secret]:
-    """The columns to guess: ``wanted``, or the first twelve that have one cell and at most 20 choices.
+    """Return the columns to guess: ``wanted``, or the first twelve that have one cell and at most 20 choices.
 
-    known: (n, F) rows of patients whom the attacker has. Raises ConfigError for a wanted column that cannot be guessed.
+    Args:
+        schema: The schema of the rows.
+        known: (n, F) encoded rows of patients whom the attacker has.
+        wanted: Names of columns; empty chooses them.
+
+    Raises:
+        ConfigError: For a wanted column that cannot be guessed.
     """
     by_column = {}
     for column, at in feature_slices(schema):
@@ -97,7 +109,19 @@ def guess_column(
     label_columns: LabelColumns,
     log_likelihood: LogLikelihood,
 ) -> Guessed | None:
-    """members, non_members: who is attacked; known: the attacker's own patients. None where those have one choice alone."""
+    """Guess a secret column of patients with and without the model, and return the shares of right guesses.
+
+    Args:
+        secret: The column and its choices.
+        members: x (n, F) and y (n, ...) of attacked patients who took part.
+        non_members: x and y of attacked patients who did not.
+        known: x and y of the attacker's own patients.
+        label_columns: From (n, ...) labels to (n, L) columns, with which the attacker predicts the secret.
+        log_likelihood: From x and y to (n,) log probabilities of the labels by the model.
+
+    Returns:
+        None where the attacker's own patients have one choice alone.
+    """
     law = _law(secret, known, label_columns)
     if law is None:
         return None
@@ -115,7 +139,14 @@ def guess_column(
 
 
 def with_model(secret: Secret, x: Floats, y: Labels, log_likelihood: LogLikelihood) -> Floats:
-    """(n, V) log probability of each row's label with each choice in place of what it has."""
+    """Return the (n, V) log probability of each row's label with each choice in place of its own.
+
+    Args:
+        secret: The column and its V choices.
+        x: (n, F) encoded rows.
+        y: (n, ...) labels.
+        log_likelihood: From x and y to (n,) log probabilities of the labels by the model.
+    """
     likelihoods = np.empty((len(x), len(secret.block)))
     for number, cells in enumerate(secret.block):
         tried = x.copy()

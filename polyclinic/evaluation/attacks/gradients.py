@@ -28,12 +28,17 @@ Losses = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Inverted:
-    """What was made of the gradients of batches of ``batch`` patients.
+    """Reconstructions from the gradients of batches of ``batch`` patients.
 
-    error: (patients,) root mean square over features of each reconstruction's error, over that of the best constant guess, the
-    mean record: 0 is the record itself, 1 tells nothing that was not known.  The records of a batch are paired with those
-    reconstructed so that errors are least, which flatters the attack, and more so the larger the batch.
-    labels: share of the patients whose label was read off the last layer; None where the label is not a class, and was known.
+    Attributes:
+        batch: Patients of a batch.
+        private: Whether the gradients were those of private training.
+        error: (patients,) root mean square over features of each reconstruction's error, over that of the best constant
+            guess, the mean record. 0 is the record itself, 1 tells nothing that was not known. The records of a batch
+            are paired with those reconstructed so that errors are least, which flatters the attack, and more so the
+            larger the batch.
+        labels: Share of the patients whose label was read off the last layer. None where the label is not a class, and
+            was known.
     """
 
     batch: int
@@ -82,11 +87,16 @@ def last_layer(module: nn.Module) -> str | None:
 
 
 def labels_from_last_layer(bias: Floats, chances: Floats, batch: int) -> Ints:
-    """(batch,) classes behind the mean gradient of a softmax's (C,) biases, in no order. One logit is that of the second class.
+    """Return (batch,) classes behind the mean gradient of a softmax's biases, in no order.
 
-    The gradient is each class's mean probability less its share of the labels. Of one patient only the label's is below 0
-    (Zhao, Mopuri and Bilen 2020). Of more it is their probabilities that are estimated: by (C,) ``chances``, the model's for the
-    mean record (Wainakh et al. 2021).
+    The gradient is each class's mean probability less its share of the labels. Of one patient only the label's is below
+    0 (Zhao, Mopuri and Bilen 2020). Of more it is their probabilities that are estimated: by ``chances``, the model's
+    for the mean record (Wainakh et al. 2021).
+
+    Args:
+        bias: (C,) mean gradient of the biases. One logit is that of the second class.
+        chances: (C,) the model's probabilities for the mean record.
+        batch: The number of patients.
 
     >>> labels_from_last_layer(np.array([0.2, -0.7, 0.5]), np.full(3, 1 / 3), 1)
     array([1])
@@ -111,11 +121,18 @@ def match(
     losses: Losses,
     seed: int = 0,
 ) -> Floats:
-    """(B, D) records whose mean gradient at ``module`` is nearest to ``gradient``, of the (B, ...) labels.
+    """Return (B, D) records whose mean gradient at ``module`` is nearest to ``gradient``.
 
-    low, high: (D,) bounds within which records are known to lie.  Squared distance of the gradients over the square of their
-    length, by L-BFGS from several starts, the best of which counts. Zhu, Liu and Han 2019;
-    Zhao, Mopuri and Bilen 2020 (labels apart).
+    The distance is the squared distance of the gradients over the square of their length. It is minimised by L-BFGS
+    from several starts, the best of which counts. Zhu, Liu and Han 2019; Zhao, Mopuri and Bilen 2020 (labels apart).
+
+    Args:
+        module: The model whose gradient was seen; it becomes float64.
+        gradient: The mean gradient, by parameter.
+        y: (B, ...) labels of the batch.
+        low, high: (D,) bounds within which records are known to lie.
+        losses: From outputs and labels to each row's loss.
+        seed: Of the starts.
     """
     module = module.double()
     names, parameters = zip(*((n, p) for n, p in module.named_parameters() if p.requires_grad), strict=True)
@@ -167,9 +184,14 @@ def _descend(
 
 
 def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
-    """(B,) root mean square errors of the (B, D) reconstructions, best paired, over that of the (D,) constant guess.
+    """Return (B,) root mean square errors of the reconstructions, best paired, over that of the constant guess.
 
-    A record that the constant guess hits counts as found at 0 where the reconstruction does too, else as 1.
+    A record that the constant guess hits counts as 0 where the reconstruction hits it too, else as 1.
+
+    Args:
+        truth: (B, D) records.
+        found: (B, D) reconstructions.
+        constant: (D,) the constant guess.
     """
     apart = np.sqrt(np.mean((truth[:, None] - found[None]) ** 2, axis=2))
     row, column = linear_sum_assignment(apart)
@@ -198,10 +220,18 @@ class Attacked:
 def trials(
     model: Attacked, x: Floats, y: Labels, step: Step, seed: int = 0, batches: Sequence[int] = BATCHES, patients: int = PATIENTS,
 ) -> list[Inverted]:  # fmt: skip
-    """Batches of each size of so many patients drawn, each inverted without privacy and with it.
+    """Draw batches of each size, and invert each without privacy and with it.
 
-    x: (n, D) a row of each patient as the module takes it; y: (n, ...). The attacker knows the
-    bounds of each feature and the mean record, and the labels where they are no classes.
+    The attacker knows the bounds of each feature and the mean record, and the labels where they are no classes.
+
+    Args:
+        model: The model whose gradients are inverted.
+        x: (n, D) a row of each patient as the module takes it.
+        y: (n, ...) labels.
+        step: From a batch's rows, whether with privacy, and the batch's number to the gradient that the step shows.
+        seed: Of the patients drawn and of the attack's starts.
+        batches: The sizes of batches.
+        patients: How many patients are drawn; batches of every size are of these.
     """
     drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
     low, high, constant = x.min(axis=0), x.max(axis=0), x.mean(axis=0)

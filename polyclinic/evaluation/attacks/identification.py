@@ -1,8 +1,9 @@
 """What a synthetic table gives away: closest records, and the risks that data offices name: singling out, linking, inferring.
 
-Each attack is made with the synthetic table on patients who took part, on patients who did not (the control, which shows
-what the population tells of anybody), and without the table (the naive guess). Giomi, Boenisch, Wehmeyer and Tasnádi 2023
-("A unified framework for quantifying privacy risk in synthetic data"), after WP29's Opinion 05/2014.
+Each attack is made with the synthetic table on patients who took part. It is also made on patients who did not (the
+control, which shows what the population tells of anybody), and without the table (the naive guess). Giomi, Boenisch,
+Wehmeyer and Tasnádi 2023 ("A unified framework for quantifying privacy risk in synthetic data"), after WP29's Opinion
+05/2014.
 """
 
 from __future__ import annotations
@@ -36,8 +37,16 @@ class Table:
 
     @classmethod
     def of(cls, x: Floats, y: Ints, schema: Schema) -> Table:
-        """Of (n, F) features as encoded, without scaling, and (n,) labels: a trajectory's visits are columns of their own, and
-        so is each code of a set. Raises DataError where nothing is in it."""
+        """Return the table of encoded records: a trajectory's visits are columns of their own, and so is each code of a set.
+
+        Args:
+            x: (n, F) features as encoded, without scaling.
+            y: (n,) labels.
+            schema: The schema of the records.
+
+        Raises:
+            DataError: Where there is no row.
+        """
         if not len(y):
             raise DataError("a table to attack has no rows.")
         names: list[str] = []
@@ -75,8 +84,15 @@ def first_rows(patient: Ints, patients: int) -> Ints:
 
 
 def distances(a: Table, b: Table, columns: Sequence[int]) -> Floats:
-    """(n, m) sums over ``columns`` of how far apart cells are: numbers by the share of their bounds, categories and missing
-    cells 0 where they are the same and else 1. Gower 1971."""
+    """Return (n, m) sums over ``columns`` of how far apart cells are. Gower 1971.
+
+    Numbers differ by the share of their bounds. Categories and missing cells differ by 0 where they are the same, else
+    by 1.
+
+    Args:
+        a, b: Tables of n and m rows with the same columns.
+        columns: Numbers of columns.
+    """
     total = np.zeros((len(a), len(b)))
     for column in columns:
         total += apart(a, b, column)
@@ -84,7 +100,12 @@ def distances(a: Table, b: Table, columns: Sequence[int]) -> Floats:
 
 
 def apart(a: Table, b: Table, column: int) -> Floats:
-    """(n, m) of one column."""
+    """Return the (n, m) distances of cells in one column, as ``distances`` adds them up.
+
+    Args:
+        a, b: Tables of n and m rows with the same columns.
+        column: The column's number.
+    """
     mine, theirs, span = a.values[:, column][:, None], b.values[:, column][None], a.spans[column]
     cells = np.minimum(np.abs(mine - theirs) / span, 1.0) if span else (mine != theirs).astype(np.float64)
     missing = np.isnan(mine), np.isnan(theirs)
@@ -94,7 +115,12 @@ def apart(a: Table, b: Table, column: int) -> Floats:
 
 
 def nearest(a: Table, b: Table, columns: Sequence[int]) -> tuple[Ints, Floats]:
-    """For each row of ``a`` (n,) the row of ``b`` nearest to it, the first of several, and its distance."""
+    """Return for each row of ``a`` (n,) the row of ``b`` nearest to it, the first of several, and its distance.
+
+    Args:
+        a, b: Tables of n and m rows with the same columns.
+        columns: Numbers of the columns that count.
+    """
     piece = max(1, _PIECE // max(len(b), 1))
     places, lengths = [], []
     for begin in range(0, len(a), piece):
@@ -148,11 +174,17 @@ class Predicates:
 
 
 def singling_out(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
-    """Predicates that one synthetic row alone satisfies: how often does one patient alone satisfy them?
+    """Return the risk of singling out: how often one patient alone satisfies a predicate of one synthetic row alone.
 
-    Of as many synthetic rows as patients of either side, since few rows are easier to tell apart. A predicate is of two to
-    four columns of a random row: a category as it is, a number at least or at most its value, whichever is rarer. Naive:
-    values drawn at random.
+    Of as many synthetic rows as patients of either side, since few rows are easier to tell apart. A predicate is of two
+    to four columns of a random row: a category as it is, a number at least or at most its value, whichever is rarer.
+    Naive: values drawn at random.
+
+    Args:
+        synthetic: The synthetic table.
+        members: Patients who took part, a row each.
+        non_members: Patients who did not.
+        seed: Of the rows and predicates drawn.
     """
     rng, count = generator(seed, "attacks", "singling out"), min(len(members), len(non_members))
     sides = [table.at(rng.permutation(len(table))[:count]) for table in (members, non_members)]
@@ -209,9 +241,16 @@ def _columns(count: int, columns: int, rng: np.random.Generator) -> Bools:
 
 
 def linkability(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Risk:
-    """An attacker knows a patient's columns in two halves and not that they belong together: does the synthetic table say so?
+    """Return the risk of linking: does the synthetic table say that two halves of a patient's columns belong together?
 
-    It does where the synthetic rows nearest to either half are the same. Naive: rows at random.
+    The attacker knows both halves and not that they belong together. The table says so where the synthetic rows nearest
+    to either half are the same. Naive: rows at random.
+
+    Args:
+        synthetic: The synthetic table.
+        members: Patients who took part, a row each.
+        non_members: Patients who did not.
+        seed: Of the halves, rows and patients drawn.
     """
     rng = generator(seed, "attacks", "linkability")
     table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
@@ -228,9 +267,16 @@ def linkability(synthetic: Table, members: Table, non_members: Table, seed: int 
 
 
 def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> list[Risk]:
-    """An attacker knows all of a patient but one column: is it as in the nearest synthetic row? One risk for each column.
+    """Return the risk of inferring each column: is a patient's cell as in the nearest synthetic row?
 
-    A category counts where it is the same, a number within 5 % of its bounds. Naive: a synthetic row at random.
+    The attacker knows all other columns of the patient. A category counts where it is the same, a number within 5 % of
+    its bounds. Naive: a synthetic row at random.
+
+    Args:
+        synthetic: The synthetic table.
+        members: Patients who took part, a row each.
+        non_members: Patients who did not.
+        seed: Of the rows and patients drawn.
     """
     rng = generator(seed, "attacks", "inference")
     table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
@@ -249,7 +295,14 @@ def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 
 
 
 def right(side: Table, table: Table, rows: Ints, column: int) -> Bools:
-    """(n,) whether each patient's cell is that of its row of ``table``."""
+    """Return (n,) whether each patient's cell is that of its row of ``table``, a number up to 5 % of its bounds.
+
+    Args:
+        side: The n patients.
+        table: The table that is guessed from.
+        rows: (n,) rows of ``table``, one for each patient.
+        column: The column's number.
+    """
     mine, guess, span = side.values[:, column], table.values[rows, column], side.spans[column]
     return np.asarray(np.where(np.isnan(mine), np.isnan(guess), np.abs(mine - guess) <= TOLERANCE * span))
 
@@ -276,9 +329,15 @@ def _risk(
 
 @dataclass(frozen=True)
 class Closest:
-    """nearer_to_members: share of synthetic rows whose closest record is of a patient who took part, of as many who did and did
-    not; 0.5 where neither is nearer.  median and near (5th percentile) of the distance to the closest record, in columns;
-    copies: share of synthetic rows that are equal to a record."""
+    """How close synthetic rows are to the records of patients who took part, and of as many who did not.
+
+    Attributes:
+        nearer_to_members: Share of synthetic rows whose closest record is of a patient who took part; 0.5 where neither
+            side is nearer.
+        median_members, median_non_members: Median distance to the closest record, in columns.
+        near_members, near_non_members: The 5th percentile of that distance.
+        copies_members, copies_non_members: Share of synthetic rows that are equal to a record.
+    """
 
     rows: int
     records: int
@@ -292,10 +351,16 @@ class Closest:
 
 
 def closest(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> Closest:
-    """Of both sides as many records as the smaller has, drawn at random.
+    """Compare how close synthetic rows are to the records of both sides, of which as many are drawn as the smaller has.
 
-    A tie between the sides counts half. The interval is the bootstrap's over records: whose copies rows are, not how many rows
-    were drawn, is what is uncertain.
+    A tie between the sides counts half. The interval is the bootstrap's over records: whose copies rows are, not how
+    many rows were drawn, is what is uncertain.
+
+    Args:
+        synthetic: The synthetic table.
+        members: Patients who took part, a row each.
+        non_members: Patients who did not.
+        seed: Of the records drawn and the resamples.
     """
     rng, count = generator(seed, "attacks", "closest"), min(len(members), len(non_members))
     sides = [table.at(rng.permutation(len(table))[:count]) for table in (members, non_members)]
@@ -312,7 +377,15 @@ def closest(synthetic: Table, members: Table, non_members: Table, seed: int = 0)
 
 
 def closest_to(whose: Ints, far: Floats, other: Ints, away: Floats, count: int) -> Floats:
-    """(2 count,) how many synthetic rows each record is the closest of, members first; of a tie half."""
+    """Return (2 count,) how many synthetic rows each record is the closest of, members first; of a tie half.
+
+    Args:
+        whose: (rows,) the closest member of each synthetic row.
+        far: (rows,) its distance.
+        other: (rows,) the closest non-member of each synthetic row.
+        away: (rows,) its distance.
+        count: The number of records of each side.
+    """
     win = np.where(far < away, 1.0, np.where(far == away, 0.5, 0.0))
     return np.concatenate([np.bincount(whose, win, count), np.bincount(other, 1 - win, count)])
 

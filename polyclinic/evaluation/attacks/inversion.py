@@ -1,8 +1,8 @@
 """What does the model take a patient of each class to look like?
 
-The attacker has the model alone and changes a record along the gradient until the model is sure of a class. Of a class that has
-one patient, as in the recognition of faces, the outcome is that patient; of one that has many it is what they have in common
-(Fredrikson, Jha and Ristenpart 2015, Algorithm 1).
+The attacker has the model alone and changes a record along the gradient until the model is sure of a class. Of a class
+that has one patient, as in the recognition of faces, the outcome is that patient. Of one that has many it is what they
+have in common (Fredrikson, Jha and Ristenpart 2015, Algorithm 1).
 """
 
 from __future__ import annotations
@@ -56,6 +56,13 @@ def invert(
 
 
 def likeness(x: Floats, y: Ints, inverted: Floats, low: Floats, high: Floats) -> Floats:
-    """(n,) minus the root mean square distances of (n, D) records to the (C, D) inverted ones of their class, over bounds."""
+    """Return (n,) minus the root mean square distances of records to the inverted ones of their class, over bounds.
+
+    Args:
+        x: (n, D) records.
+        y: (n,) class numbers.
+        inverted: (C, D) the inverted record of each class.
+        low, high: (D,) bounds of the features.
+    """
     span = np.where(high > low, high - low, 1.0)
     return np.asarray(-np.sqrt(np.mean(((x - inverted[y]) / span) ** 2, axis=1)))

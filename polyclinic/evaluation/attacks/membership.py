@@ -36,10 +36,13 @@ class Bound:
 class Membership:
     """An attack on membership, judged on ``members`` and ``non_members`` patients.
 
-    auc: chance that one who took part scores above one who did not; 0.5 tells nothing.  advantage: rate of true alarms less
-    that of false ones, the threshold of each half of the patients chosen on the other; 0 tells nothing.  found: by share of
-    false alarms, the share of members found at a threshold that allows no more; undefined where there are too few
-    non-members to show such a share.  bound: None where membership was no toss of a coin.
+    Attributes:
+        auc: Chance that one who took part scores above one who did not; 0.5 tells nothing.
+        advantage: Rate of true alarms less that of false ones, the threshold of each half of the patients chosen on the
+            other; 0 tells nothing.
+        found: By share of false alarms, the share of members found at a threshold that allows no more. Undefined where
+            there are too few non-members to show such a share.
+        bound: None where membership was no toss of a coin.
     """
 
     attack: str
@@ -54,11 +57,22 @@ class Membership:
 def judge(
     attack: str, members: Floats, non_members: Floats, delta: float, share: float | None, seed: int = 0
 ) -> Membership:
-    """members, non_members: (m,) and (n,) scores.  delta: of the lower bound.  share: the chance with which each patient took
-    part, by a coin of its own; None where there was none, which leaves the bound out.
+    """Return how well an attack's scores tell members from non-members.
 
-    Intervals are the bootstrap's over patients of both kinds (auc, advantage) and Clopper and Pearson's (found); they say how
-    the attack would do on other patients of the same model, not on another model. Raises ValueError for scores not finite.
+    Intervals are the bootstrap's over patients of both kinds (auc, advantage) and Clopper and Pearson's (found). They
+    say how the attack would do on other patients of the same model, not on another model.
+
+    Args:
+        attack: The attack's name.
+        members: (m,) scores of patients who took part.
+        non_members: (n,) scores of patients who did not.
+        delta: Of the lower bound.
+        share: The chance with which each patient took part, by a coin of its own. None where there was none, which
+            leaves the bound out.
+        seed: Of the resamples and the halves.
+
+    Raises:
+        ValueError: For scores that are not finite, and for a share as ``lower_bound`` refuses.
     """
     scores = np.concatenate([members, non_members])
     if not np.isfinite(scores).all():
@@ -77,9 +91,14 @@ def judge(
 
 
 def true_alarms(members: Floats, non_members: Floats, false_alarms: float) -> Interval:
-    """The share of members above the lowest threshold that no more than ``false_alarms`` of the non-members pass.
+    """Return the share of members above the lowest threshold that no more than ``false_alarms`` of the non-members pass.
 
-    Undefined for fewer than 1 / false_alarms non-members. Carlini et al. 2022: what finds few, but surely.
+    Carlini et al. 2022: what finds few, but surely.
+
+    Args:
+        members: (m,) scores of patients who took part.
+        non_members: (n,) scores of patients who did not.
+        false_alarms: The allowed share of non-members. The result is undefined for fewer than 1 / false_alarms of them.
     """
     allowed = int(false_alarms * len(non_members) + 1e-9)
     if allowed < 1:
@@ -89,7 +108,13 @@ def true_alarms(members: Floats, non_members: Floats, false_alarms: float) -> In
 
 
 def halves(scores: Floats, inside: Bools, rng: np.random.Generator) -> Bools:
-    """(n,) alarms: each half of the patients, drawn at random, by the threshold that is best for the other half."""
+    """Return (n,) alarms: each half of the patients, drawn at random, by the threshold that is best for the other half.
+
+    Args:
+        scores: (n,) scores.
+        inside: (n,) whether each patient took part.
+        rng: Draws the halves.
+    """
     first = rng.permutation(len(scores)) % 2 == 0
     alarms = np.zeros(len(scores), dtype=bool)
     for part in (first, ~first):
@@ -110,11 +135,21 @@ def best_threshold(scores: Floats, inside: Bools) -> float:
 
 
 def lower_bound(members: Floats, non_members: Floats, delta: float, share: float, rng: np.random.Generator) -> Bound:
-    """What the scores refute of epsilon at ``delta``, where each patient took part with chance ``share``, by a coin of its own.
+    """Return what the scores refute of epsilon at ``delta``, where each patient took part by a coin of its own.
 
-    Of the likelier side as many are kept as make the coin of those who are kept a fair one. A third of the coins is guessed,
-    the surest. Steinke, Nasr and Jagielski 2023, as ``privacy.audit``: right for one training, whose patients are no
-    independent trials. Raises ValueError unless share lies between 0 and 1.
+    Of the likelier side as many are kept as make the coin of those who are kept a fair one. A third of the coins is
+    guessed, the surest. Steinke, Nasr and Jagielski 2023, as ``privacy.audit``: right for one training, whose patients
+    are no independent trials.
+
+    Args:
+        members: (m,) scores of patients who took part.
+        non_members: (n,) scores of patients who did not.
+        delta: The delta of the bound.
+        share: The chance with which each patient took part.
+        rng: Draws who is kept, and the order of ties.
+
+    Raises:
+        ValueError: Unless share lies between 0 and 1.
     """
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, both excluded, got {share}.")
@@ -138,15 +173,27 @@ def _gap(weights: Floats, inside: Bools, alarms: Bools) -> Floats:
 
 
 def of_patients(values: Floats, patient: Ints, patients: int) -> Floats:
-    """(patients,) means of the (rows,) values over each patient's rows."""
+    """Return (patients,) means of the values over each patient's rows.
+
+    Args:
+        values: (rows,) numbers.
+        patient: (rows,) numbers of patients, from 0.
+        patients: The number of patients, each with at least one row.
+    """
     return np.bincount(patient, values, patients) / np.bincount(patient, minlength=patients)
 
 
 def assignment(patients: int, shadows: int, share: float, rng: np.random.Generator) -> Bools:
-    """(shadows, patients): in which shadow models each patient takes part, the same number of them for all.
+    """Return (shadows, patients): in which shadow models each patient takes part, the same number of them for all.
 
-    share: of the models, as near as leaves two with and two without each patient.
-    Raises ValueError for fewer than four shadow models.
+    Args:
+        patients: The number of patients.
+        shadows: The number of shadow models, at least 4.
+        share: Of the models, as near as leaves two with and two without each patient.
+        rng: Draws the models of each patient.
+
+    Raises:
+        ValueError: For fewer than four shadow models.
     """
     if shadows < 4:
         raise ValueError(f"shadow models must be at least 4, got {shadows}.")
@@ -155,11 +202,18 @@ def assignment(patients: int, shadows: int, share: float, rng: np.random.Generat
 
 
 def likelihood_ratios(target: Floats, shadows: Floats, inside: Bools) -> Floats:
-    """(n,) log likelihood ratios of having taken part, by the attacked model's (n,) and the shadow models' (S, n) confidences.
+    """Return (n,) log likelihood ratios of having taken part, by the confidences of the attacked model and of shadow models.
 
-    inside: (S, n), who took part in which. Each patient's confidence is normal about a mean of its own, with and without
-    it; the two spreads are all patients', as is best for few models. Carlini et al. 2022, Algorithm 1.
-    Raises ValueError where a patient took part in all models or in none, or in fewer than two of all.
+    Each patient's confidence is normal about a mean of its own, with and without it; the two spreads are all patients',
+    as is best for few models. Carlini et al. 2022, Algorithm 1.
+
+    Args:
+        target: (n,) confidences of the attacked model.
+        shadows: (S, n) confidences of the shadow models.
+        inside: (S, n), who took part in which.
+
+    Raises:
+        ValueError: Where a patient took part in all models or in none, or in fewer than two of all.
     """
     from scipy.stats import norm
 

@@ -28,9 +28,15 @@ def panels(
     title: str, caption: str, names: Sequence[str] = ("",), width: float = 7.6, height: float = 3.7, columns: int = 0,
     share: bool = True,
 ) -> tuple[Figure, list[Axes]]:  # fmt: skip
-    """A figure (inches) with a panel for each name, in rows of ``columns`` (default: one row).
+    """Return a figure with a panel for each name, under a title and a caption.
 
-    share: all panels have one vertical scale.
+    Args:
+        title: The figure's title.
+        caption: One line under it.
+        names: The panels' titles.
+        width, height: Of the figure, in inches.
+        columns: Panels in a row; 0 means all in one row.
+        share: All panels have one vertical scale.
     """
     from matplotlib.figure import Figure  # a third of a second, which no run waits for before its end
 
@@ -49,7 +55,14 @@ def panels(
 
 
 def panel(title: str, caption: str, ax: Axes | None = None, height: float = 3.7) -> tuple[Figure, Axes]:
-    """A new figure of one panel with its axes, or ``ax`` with its figure, prepared likewise under the title alone."""
+    """Return a new figure of one panel with its axes, or ``ax`` with its figure, prepared likewise under the title alone.
+
+    Args:
+        title: The figure's title.
+        caption: One line under the title of a new figure.
+        ax: Axes to draw on; None makes a new figure.
+        height: Of a new figure, in inches.
+    """
     if ax is None:
         figure, (axes,) = panels(title, caption, height=height)
         return figure, axes
@@ -67,13 +80,24 @@ def _prepare(axes: Axes, title: str) -> None:
 
 
 def label_axes(axes: Axes, x: str = "", y: str = "") -> None:
-    """The names of both axes."""
+    """Write the names of both axes.
+
+    Args:
+        axes: The panel.
+        x, y: The names; empty writes none.
+    """
     axes.set_xlabel(x, color=MUTED, fontsize=SMALL)
     axes.set_ylabel(y, color=MUTED, fontsize=SMALL)
 
 
 def name_rows(axes: Axes, names: Sequence[str], longest: int) -> None:
-    """Rows from the top, each with its name at the left, and a vertical grid."""
+    """Prepare rows from the top, each with its name at the left, and a vertical grid.
+
+    Args:
+        axes: The panel.
+        names: The rows' names.
+        longest: The most characters of a name.
+    """
     axes.set_yticks(range(len(names)), [short(name, longest) for name in names], color=INK, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.grid(axis="y", visible=False)

@@ -136,9 +136,11 @@ def _alone(column: pd.Series) -> float:
 
 
 def plot_class_sizes(before: Ints, after: Ints, k: int) -> Figure:
-    """Share of patients who share their quasi-identifiers with at most so many, before and after; k as a dashed line.
+    """Plot the share of patients who share their quasi-identifiers with at most so many, before and after; k is a dashed line.
 
-    before, after: patients in each class, not empty.
+    Args:
+        before, after: Patients in each class, not empty.
+        k: The least number of patients in a class.
     """
     caption = f"Lower is better: the share of patients in classes of at most so many. None below k = {k} after."
     figure, (axes,) = panels("Patients who look alike", caption)

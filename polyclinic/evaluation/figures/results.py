@@ -92,7 +92,13 @@ FIGURES: Mapping[str, Draw] = {name: draw for section in SECTIONS.values() for n
 
 
 def result_figures(summary: Summary, rounds: pd.DataFrame, section: str) -> dict[str, Figure]:
-    """The figures of a section by name, of which the run recorded something."""
+    """Return the figures of a section by name, of which the run recorded something.
+
+    Args:
+        summary: The run's summary.
+        rounds: The run's table of rounds.
+        section: A key of ``SECTIONS``.
+    """
     drawn = {name: draw(summary, rounds, None) for name, draw in SECTIONS[section].items()}
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
@@ -100,7 +106,14 @@ def result_figures(summary: Summary, rounds: pd.DataFrame, section: str) -> dict
 def draw_figure(summary: Summary, rounds: pd.DataFrame, name: str, ax: Axes | None = None) -> Axes:
     """Draw the figure ``name`` on ``ax``, or on a new figure of pyplot, and return the axes.
 
-    Raises ConfigError for a name that is not in ``FIGURES``, or of which the run recorded nothing.
+    Args:
+        summary: The run's summary.
+        rounds: The run's table of rounds.
+        name: A key of ``FIGURES``.
+        ax: Axes to draw on; None makes a new figure.
+
+    Raises:
+        ConfigError: For a name that is not in ``FIGURES``, or of which the run recorded nothing.
     """
     if name not in FIGURES:
         raise ConfigError(f"There is no figure {name!r}; the figures are {', '.join(FIGURES)}.{nearest(name, FIGURES)}")

@@ -33,9 +33,15 @@ def plot_metric(
     rounds: pd.DataFrame, metric: str, title: str, words: str = "", floors: Mapping[str, float] | None = None,
     ax: Axes | None = None,
 ) -> Figure:  # fmt: skip
-    """A metric on held-out patients by round: one line a site (or bands), the pooled line bold, ``floors`` as dashed lines.
+    """Plot a metric on held-out patients by round: one line a site (or bands), the pooled line bold.
 
-    rounds: columns round, site and the metric's; rows without a value are left out.
+    Args:
+        rounds: Columns round, site and the metric's; rows without a value are left out.
+        metric: The metric's column.
+        title: The metric's name for readers.
+        words: Of the caption.
+        floors: Dashed lines, by name.
+        ax: Axes to draw on; None makes a new figure.
     """
     series = read_series(rounds, metric)
     figure, axes = panel(f"{title} on held-out patients", _caption(series, words), ax)
@@ -60,11 +66,15 @@ def plot_loss(rounds: pd.DataFrame, ax: Axes | None = None) -> Figure:
 def plot_epsilon(
     rounds: pd.DataFrame, budgets: Mapping[str, float | None] | None = None, ax: Axes | None = None
 ) -> Figure:
-    """Epsilon spent by each site up to each round, with the budgets as dashed lines.
+    """Plot the epsilon spent by each site up to each round, with the budgets as dashed lines.
 
-    rounds: columns round, site, epsilon (cumulative).  budgets: of sites by name.
-    Sites with the same course share a line. A budget over four times the largest epsilon is named, not drawn,
-    so that the course stays readable.
+    Sites with the same course share a line. A budget over four times the largest epsilon is named, not drawn, so that
+    the course stays readable.
+
+    Args:
+        rounds: Columns round, site, epsilon (cumulative).
+        budgets: Of sites by name; None for a site without one.
+        ax: Axes to draw on; None makes a new figure.
     """
     series = read_series(rounds, "epsilon").drop(columns=POOLED, errors="ignore")
     same: dict[bytes, list[str]] = {}
@@ -90,10 +100,12 @@ def plot_epsilon(
 
 
 def plot_accountants(curves: Mapping[str, Course], settings: str) -> Figure:
-    """Epsilon over the steps of training by each way to account it, on a logarithmic scale.
+    """Plot epsilon over the steps of training by each way to account it, on a logarithmic scale.
 
-    curves: steps and epsilon, both (m,) and finite, by the accountant's name; "pld", which reports, is bold, and "gdp",
-    an approximation, dashed.  settings: what the curves are of, in a few words.
+    Args:
+        curves: Steps and epsilon, both (m,) and finite, by the accountant's name. "pld", which reports, is bold, and
+            "gdp", an approximation, dashed.
+        settings: What the curves are of, in a few words.
     """
     caption = f"{settings}. gdp (dashed) is an approximation, the others are bounds."
     styles: dict[str, dict[str, Any]] = {"pld": {"color": INK, "linewidth": 3.0}, "gdp": {"linestyle": "--"}}
@@ -104,9 +116,16 @@ def plot_lines(
     courses: Mapping[str, Course], title: str, caption: str, styles: Mapping[str, Mapping[str, Any]] | None = None,
     references: Mapping[str, float] | None = None, across: str = "round", logarithmic: bool = False,
 ) -> Figure:  # fmt: skip
-    """Named lines, each of x and y, both (m,) and finite; on a logarithmic scale without what is not above zero.
+    """Plot named lines.
 
-    styles: options of matplotlib's lines, by name.  references: dashed lines at one height.
+    Args:
+        courses: Of each line x and y, both (m,) and finite.
+        title: The figure's title.
+        caption: One line under it.
+        styles: Options of matplotlib's lines, by name.
+        references: Dashed lines at one height, by name.
+        across: The name of the horizontal axis.
+        logarithmic: The vertical scale is logarithmic, without what is not above zero.
     """
     figure, axes = panel(title, caption)
     for number, (name, (x, y)) in enumerate(courses.items()):
@@ -139,10 +158,17 @@ def plot_privacy_utility(points: Sequence[Point], name: str) -> Figure:
 def plot_over(
     points: Sequence[Point], title: str, caption: str, across: str, logarithmic: bool | None = None
 ) -> Figure:
-    """A metric over a number with intervals, a colour a kind; without privacy at the right end.
+    """Plot a metric over a number with intervals, a colour a kind; without privacy at the right end.
 
-    Points of one kind are joined through their mean at each x.  points: at least one.  logarithmic: None takes a logarithmic
-    scale where the numbers are positive and the largest is at least ten times the smallest.
+    Points of one kind are joined through their mean at each x.
+
+    Args:
+        points: At least one.
+        title: The figure's title.
+        caption: One line under it.
+        across: The name of the horizontal axis.
+        logarithmic: None takes a logarithmic scale where the numbers are positive and the largest is at least ten times
+            the smallest.
     """
     figure, axes = panel(title, caption, height=4.2)
     given = [point.x for point in points if point.x is not None]
@@ -203,7 +229,16 @@ def _last(series: pd.DataFrame) -> pd.Series:
 
 
 def draw_line(axes: Axes, course: Course, name: str, color: str, linewidth: float = 1.5, linestyle: str = "-") -> None:
-    """One line, in the legend unless its name is empty, with dots where there are few rounds, else at its end."""
+    """Draw one line, with dots where it is named and has few rounds, else with a dot at its end.
+
+    Args:
+        axes: The panel.
+        course: x and y of the line, both (m,).
+        name: In the legend; empty leaves it out.
+        color: Of matplotlib.
+        linewidth: In points.
+        linestyle: Of matplotlib.
+    """
     x, y = course
     label = f"{short(name)}  {_number(y[-1])}" if name else None
     marked = None if name and len(x) <= MARKED_ROUNDS else [-1]

@@ -101,11 +101,16 @@ def plot_columns(drawn: Sequence[Found]) -> Figure:
 def plot_courses(
     courses: Mapping[str, Mapping[str, Floats]], visits: Sequence[float], measure: str, panel: float = 2.9
 ) -> Figure:
-    """Median and middle half of a measure over visits, a panel a table, a line an arm.
+    """Plot the median and middle half of a measure over visits, a panel a table, a line an arm.
 
-    courses: quartiles over patients, (3, V) by table and arm: lower, median, upper, NaN at a visit without values.
-    visits: their V times.  measure: with its unit.  panel: the width of each, inches.
-    Raises DataError without a table or an arm, and where no course has a value.
+    Args:
+        courses: Quartiles over patients, (3, V) by table and arm: lower, median, upper, NaN at a visit without values.
+        visits: Their V times.
+        measure: Its name with its unit.
+        panel: The width of each panel, in inches.
+
+    Raises:
+        DataError: Without a table or an arm, and where no course has a value.
     """
     if not courses or not all(courses.values()):
         raise DataError("trajectories need at least one table, and each table an arm.")
@@ -161,10 +166,15 @@ def plot_correlations(matrices: Mapping[str, ArrayLike], columns: Sequence[str])
 
 
 def plot_transfer(scores: Mapping[str, Mapping[str, Interval]], metric: str, chance: float = 0.5) -> Figure:
-    """Bars by classifier, one for each table that trained it, with 95 % intervals, on real test rows.
+    """Plot bars by classifier, one for each table that trained it, with 95 % intervals, on real test rows.
 
-    scores: by table, the real one first, and by classifier.  metric: its name.  Bars begin at ``chance``, what no skill
-    reaches, so that their lengths compare; an undefined score has no bar.  Raises DataError if nothing was trained.
+    Args:
+        scores: By table, the real one first, and by classifier. An undefined score has no bar.
+        metric: Its name.
+        chance: The height at which bars begin, what no skill reaches, so that their lengths compare.
+
+    Raises:
+        DataError: If nothing was trained.
     """
     tables = list(scores)
     if not tables or not all(scores.values()):
@@ -201,10 +211,17 @@ def plot_transfer(scores: Mapping[str, Mapping[str, Interval]], metric: str, cha
 def plot_probabilities(
     found: Mapping[str, Probabilities], patients: int, title: str = "Codes: real against synthetic"
 ) -> Figure:
-    """Share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they agree.
+    """Plot the share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they agree.
 
     Both axes are logarithmic; a code that a table lacks lies on the axis' first line, at half a patient.
-    patients: real rows, which say what half a patient is.  Raises DataError if nothing is given.
+
+    Args:
+        found: The shares of codes, by synthesizer.
+        patients: Real rows, which say what half a patient is.
+        title: The figure's title.
+
+    Raises:
+        DataError: If nothing is given.
     """
     if not found or patients < 1:
         raise DataError("the probability figure needs at least one synthesizer and one patient.")

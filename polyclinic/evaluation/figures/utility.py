@@ -23,9 +23,14 @@ Estimate = Mapping[str, Any]
 def plot_intervals(
     rows: Mapping[str, Estimate], title: str, caption: str, at: float | None, ax: Axes | None = None
 ) -> Figure:
-    """A row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
+    """Plot a row a name, from the top: ``value``, and a line from ``low`` to ``high``; hollow where there is none.
 
-    at: a dashed line.  A row's ``inner`` is the half width of a thicker part.
+    Args:
+        rows: By name. A row's ``inner`` is the half width of a thicker part.
+        title: The figure's title.
+        caption: One line under it.
+        at: The place of a dashed line, or None.
+        ax: Axes to draw on; None makes a new figure.
     """
     figure, axes = panel(title, caption, ax, height=1.3 + 0.26 * len(rows))
     for place, row in enumerate(rows.values()):
@@ -46,9 +51,13 @@ def plot_intervals(
 def plot_hospitals(
     sites: Mapping[str, Estimate], pooled: float | None, name: str, ax: Axes | None = None
 ) -> Figure | None:
-    """A metric at each hospital with its interval, sorted; the pooled value as a dashed line. None where none defines it.
+    """Plot a metric at each hospital with its interval, sorted. None where no hospital defines it.
 
-    sites: by hospital ``value``, ``low``, ``high``.  A hollow dot has no interval. Of more than 40 none is named.
+    Args:
+        sites: By hospital ``value``, ``low``, ``high``. A hollow dot has no interval. Of more than 40 none is named.
+        pooled: The pooled value, a dashed line, or None.
+        name: The metric's name.
+        ax: Axes to draw on; None makes a new figure.
     """
     rows = {site: row for site, row in sites.items() if row["value"] is not None}
     rows = dict(sorted(rows.items(), key=lambda item: float(item[1]["value"])))
@@ -72,13 +81,25 @@ def plot_hospitals(
 
 
 def plot_roc(curves: Sequence[Estimate], auroc: Estimate, ax: Axes | None = None) -> Figure:
-    """Sensitivity over one less specificity at every threshold, a line for each of ``curves`` (``operating_points``)."""
+    """Plot sensitivity over one less specificity at every threshold.
+
+    Args:
+        curves: A line each, with its ``class`` and ``operating_points``.
+        auroc: With its interval, for the caption.
+        ax: Axes to draw on; None makes a new figure.
+    """
     caption = f"AUROC {span(auroc)}. The diagonal is a coin toss."
     return _plot_curves(curves, "ROC curve", caption, ("false_positives", "sensitivity"), ax, diagonal=True)
 
 
 def plot_pr(curves: Sequence[Estimate], auprc: Estimate, ax: Axes | None = None) -> Figure:
-    """Precision over sensitivity (recall) at every threshold, a line for each of ``curves``."""
+    """Plot precision over sensitivity (recall) at every threshold.
+
+    Args:
+        curves: A line each, with its ``class`` and ``operating_points``.
+        auprc: Average precision with its interval, for the caption.
+        ax: Axes to draw on; None makes a new figure.
+    """
     caption = f"Average precision {span(auprc)}. It ends at the share of patients who have the class."
     return _plot_curves(curves, "Precision and recall", caption, ("sensitivity", "precision"), ax)
 
@@ -100,9 +121,12 @@ def _plot_curves(
 
 
 def plot_calibration(bins: Sequence[Estimate], label: str | None = None, ax: Axes | None = None) -> Figure:
-    """Share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows.
+    """Plot the share that came about by predicted probability, with intervals; a dot's area is the bin's share of rows.
 
-    label: Of numbers, in place of probabilities: what was predicted, with its unit.
+    Args:
+        bins: Each with ``predicted``, ``observed``, ``low``, ``high`` and ``share``.
+        label: Of numbers, in place of probabilities: what was predicted, with its unit.
+        ax: Axes to draw on; None makes a new figure.
     """
     caption = "On the diagonal a prediction means what it says. A dot's area: share of rows."
     figure, axes = panel("Calibration", caption, ax, height=4.2)

@@ -56,21 +56,28 @@ _SECTIONS = ("training", "analysis", "utility", "shapes", "quality", "transfer",
 
 
 def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = True) -> Path:
-    """Writes ``report.html`` and ``model_card.md`` into a run folder, or ``page`` alone, and returns the page's path; without
-    figures a page of tables alone.
+    """Write a run's ``report.html`` and ``model_card.md`` into its folder, or ``page`` alone, and return the page's path.
 
-    Raises DataError if summary.json or rounds.parquet is missing or cannot be read; the other files are optional.
+    Args:
+        run_dir: The run's folder; its files other than summary.json and rounds.parquet are optional.
+        page: The file of the page; None means those of the run's folder.
+        with_figures: False gives a page of tables alone.
+
+    Raises:
+        DataError: If summary.json or rounds.parquet is missing or cannot be read.
     """
     results = read_results(Run(Path(run_dir)))
     return _render(results, lambda: _drawn(results, False) if with_figures else {}, page or results.run.report)
 
 
 def write_plots(run_dir: Path) -> list[Path]:
-    """Writes ``plots/{rounds,loss,epsilon,...}.svg`` and ``.png`` into a run folder and returns their paths.
+    """Write ``plots/{rounds,loss,epsilon,...}.svg`` and ``.png`` into a run folder and return their paths.
 
-    Epsilon is left out when no site spent any; figures of an analysis stand for the first two;
-    sites, roc, pr, calibration and decision, as SVG alone, are there where predictions left. Raises DataError as
-    ``render_report`` does.
+    Epsilon is left out when no site spent any; figures of an analysis stand for the first two. The figures sites, roc,
+    pr, calibration and decision, as SVG alone, are there where predictions left.
+
+    Raises:
+        DataError: As ``render_report`` does.
     """
     results = read_results(Run(Path(run_dir)))
     return _write(results, _drawn(results))

@@ -49,10 +49,14 @@ class Row:
 def render_sweep(
     rows: Sequence[Row], failed: Sequence[str], shared: Mapping[str, Any], titles: Mapping[str, str], page: Path
 ) -> Path:
-    """Writes the page of a sweep and returns its path.
+    """Write the page of a sweep and return its path.
 
-    rows: at least one, all of the same keys. failed: a sentence for each run that failed. shared: the keys that all runs have.
-    titles: by name, of the metrics to show.
+    Args:
+        rows: At least one, all of the same keys.
+        failed: A sentence for each run that failed.
+        shared: The keys that all runs have.
+        titles: By name, of the metrics to show.
+        page: The file.
     """
     drawn = [name for name in titles if any(name in row.estimates for row in rows)]
     runs = sum(row.runs for row in rows)

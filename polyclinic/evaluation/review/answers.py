@@ -74,10 +74,17 @@ def read_reviews(files: Sequence[Path], key: Key) -> list[Review]:
 
 
 def read_review(file: Path, key: Key) -> Review:
-    """One file of scores.
+    """Return one file of scores.
 
-    Raises DataError, with the patient's number, for another packet's file, a score that is no whole number from 0 to 10, a
-    guess other than real, synthetic or null, a patient that is not in the packet or there twice, and a file without a score.
+    Args:
+        file: What a reviewer gave back.
+        key: The packet's answer key.
+
+    Raises:
+        DataError: For another packet's file, and for one without a score.
+        DataError: With the patient's number, for a score that is no whole number from 0 to 10, or a guess other than
+            real, synthetic or null.
+        DataError: For a patient that is not in the packet or there twice.
     """
     document = _json(file)
     if document.get("format") != SCORES_FORMAT:

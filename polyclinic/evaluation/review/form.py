@@ -257,10 +257,13 @@ that you can close the page and go on later. Keys: Tab to the next question, dig
 def render_form(
     patients: Sequence[Ints], schema: Schema, grid: Mapping[str, float], names: Mapping[str, str]
 ) -> tuple[str, str]:
-    """The page, and its packet's digest: the SHA-256 (hex) of everything that it shows of the patients.
+    """Return the page, and its packet's digest: the SHA-256 (hex) of everything that it shows of the patients.
 
-    patients: each (records, width) on the grid, in the order of their numbers. Which are real is not known here.
-    grid: the steps of columns.  names: what codes and categories mean.
+    Args:
+        patients: Each (records, width) on the grid, in the order of their numbers. Which are real is not known here.
+        schema: The schema of the records.
+        grid: The steps of columns.
+        names: What codes and categories mean.
     """
     form = _Form(schema, grid, _ranges(patients, schema, grid))
     articles = render(_PATIENTS, {

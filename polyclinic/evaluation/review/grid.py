@@ -77,7 +77,13 @@ def steps(records: Checked, schema: Schema) -> dict[str, float]:
 
 
 def on_grid(records: Checked, schema: Schema, grid: Mapping[str, float]) -> Table:
-    """The records as whole numbers, by the steps of ``steps``; patients are numbered in order of their first row."""
+    """Return the records as whole numbers; patients are numbered in order of their first row.
+
+    Args:
+        records: Encoded records that fit the schema.
+        schema: The schema.
+        grid: The steps of columns, as ``steps`` gives them.
+    """
     blocks = [_snapped(_values(records, schema, column), column, grid) for column in shown_columns(schema)]
     return Table(np.concatenate(blocks, axis=1), pd.factorize(records.patients)[0].astype(np.int64))
 

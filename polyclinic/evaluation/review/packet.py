@@ -42,8 +42,12 @@ STAYS = (
 class Packet:
     """The patients in the order of their packet numbers, from 1: their cells on one grid, and which are real.
 
-    patients: each (records, width) as in a ``Table``.  real: for each.  copies: synthetic patients left out because they
-    equal a real one.  one_record: of each patient with several records one was drawn, since synthetic ones have one each.
+    Attributes:
+        patients: Each (records, width) as in a ``Table``.
+        real: For each patient.
+        grid: The steps of columns.
+        copies: Synthetic patients left out because they equal a real one.
+        one_record: Of each patient with several records one was drawn, since synthetic ones have one each.
     """
 
     patients: tuple[Ints, ...]
@@ -56,11 +60,21 @@ class Packet:
 def choose(
     real: Checked, synthetic: Checked, schema: Schema, patients: int, seed: int, leave_out_copies: bool = False
 ) -> Packet:
-    """Half real patients and half synthetic ones, each drawn without replacement, in an order that says nothing.
+    """Draw half real patients and half synthetic ones, each without replacement, in an order that says nothing.
 
-    schema: ``bare``; both are checked against it. The same seed and records give the same packet. Raises ConfigError for a
-    number of patients that is odd or not from 4 to 1000 and a negative seed; DataError for too few patients, and for
-    synthetic patients that equal a real one on the common grid, unless they are to be left out.
+    The same seed and records give the same packet.
+
+    Args:
+        real, synthetic: Records, both checked against the schema.
+        schema: The ``bare`` schema.
+        patients: An even number from 4 to 1000.
+        seed: At least 0.
+        leave_out_copies: Leave out synthetic patients that equal a real one.
+
+    Raises:
+        ConfigError: For a number of patients that is odd or not from 4 to 1000 and a negative seed.
+        DataError: For too few patients, and for synthetic patients that equal a real one on the common grid, unless
+            they are to be left out.
     """
     if patients % 2 or not FEWEST <= patients <= MOST:
         raise ConfigError(f"--patients is {patients}; allowed are even numbers from {FEWEST} to {MOST}: half are real.")
@@ -109,10 +123,18 @@ def write_packet(
     packet: Packet, schema: Schema, seed: int, out: Path, names: Mapping[str, str] | None = None,
     sources: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Writes the packet's folder, all or nothing, and returns the answer key.
+    """Write the packet's folder, all or nothing, and return the answer key. The files can be read by their owner alone.
 
-    names: what codes and categories mean.  sources: whence the tables are, for the key alone. The files can be read by
-    their owner alone. Raises ConfigError where ``out`` exists or cannot be made.
+    Args:
+        packet: The patients.
+        schema: The schema of their records.
+        seed: With which the patients were drawn, for the key alone.
+        out: The folder, which must not exist.
+        names: What codes and categories mean.
+        sources: Whence the tables are, for the key alone.
+
+    Raises:
+        ConfigError: Where ``out`` exists or cannot be made.
     """
     if out.exists():
         raise ConfigError(
@@ -160,9 +182,16 @@ Packet {digest}
 
 
 def schema_of_run(run: Path, out: Path, rows: int, seed: int) -> tuple[Schema, Path]:
-    """The schema of a finished run of task synthesis, and ``out``, to which ``rows`` rows were drawn from its generator.
+    """Draw rows from the generator of a finished run of task synthesis, and return its schema and ``out``.
 
-    Raises ConfigError or DataError as ``synthesize`` does.
+    Args:
+        run: The run's folder.
+        out: The file of the rows.
+        rows: How many are drawn.
+        seed: Of the rows.
+
+    Raises:
+        ConfigError, DataError: As ``synthesize`` does.
     """
     synthesize(run, rows, out, seed=seed)
     return Run.open(run).schema(), out

@@ -102,12 +102,19 @@ def analyse(reviews: Sequence[Review], key: Key) -> dict[str, Any]:
 
 
 def compare(scores: Floats, real: Bools) -> dict[str, Any]:
-    """Scores of real against those of synthetic patients.
+    """Compare the scores of real patients with those of synthetic ones.
 
-    scores: (n,), NaN where missing.  real: (n,).  difference: of means, real less synthetic, with Welch's interval (1947).
-    u, p: Mann and Whitney 1947, of the real ones, two-sided.  auc: u / (n real x n synthetic), the chance that a real patient
-    scores above a synthetic one, ties half, with its bootstrap interval over patients.  detectable: the difference that a
-    review of this size and spread would find significant in 80 of 100 cases.
+    Args:
+        scores: (n,), NaN where missing.
+        real: (n,) whether each patient is real.
+
+    Returns:
+        difference: Of means, real less synthetic, with Welch's interval (1947).
+        u, p: Mann and Whitney 1947, of the real ones, two-sided.
+        auc: u / (n real x n synthetic), the chance that a real patient scores above a synthetic one, ties half, with
+            its bootstrap interval over patients.
+        detectable: The difference that a review of this size and spread would find significant in 80 of 100 cases.
+        real, synthetic: The number of patients, mean and standard deviation of each.
     """
     has_score = np.isfinite(scores)
     groups = scores[has_score & real], scores[has_score & ~real]

@@ -68,14 +68,24 @@ def transfer(
     patients: NDArray[np.generic] | None = None,
     classifiers: Sequence[str] = tuple(CLASSIFIERS),
 ) -> dict[str, dict[str, Judged]]:
-    """What classifiers trained on each table are worth on real test rows: by table ("real" first), then by classifier.
+    """Return what classifiers trained on each table are worth on real test rows: by table ("real" first), then by classifier.
 
-    A table is x (n, F) finite numbers and y (n,) classes 0..K-1; ``test`` holds real rows that trained nothing.
-    patients: (n,) of the test rows, drawn together where a patient has several.  Metrics: accuracy; AUROC and F1 of
-    class 1, for K > 2 their mean over the classes of the test rows. A table of one class trains nothing: all ``None``.
-    Features are standardised by the table that trains, except for the forest.
-    Raises DataError where a table is not as above, ConfigError for a classifier that is not in ``CLASSIFIERS`` or
-    ``JUDGES`` or a synthetic table named "real".
+    A table is x (n, F) finite numbers and y (n,) classes 0..K-1. Metrics: accuracy; AUROC and F1 of class 1, for K > 2
+    their mean over the classes of the test rows. A table of one class trains nothing: all ``None``. Features are
+    standardised by the table that trains, except for the forest.
+
+    Args:
+        real: The real table that trains.
+        synthetic: Synthetic tables by name.
+        test: Real rows that trained nothing.
+        seed: Of classifiers and resamples.
+        resamples: Of the intervals.
+        patients: (n,) of the test rows, drawn together where a patient has several.
+        classifiers: Keys of ``CLASSIFIERS`` or ``JUDGES``.
+
+    Raises:
+        DataError: Where a table is not as above.
+        ConfigError: For a classifier that is not in ``CLASSIFIERS`` or ``JUDGES`` or a synthetic table named "real".
     """
     if REAL in synthetic:
         raise ConfigError(f"synthetic: a table is named {REAL!r}, which is kept for the real one.")
@@ -96,9 +106,13 @@ def transfer(
 
 
 def scores(y: Ints, predicted: Ints, margins: Floats, weights: Floats) -> Floats:
-    """(b, 3) accuracy, AUROC and F1 of each resample, NaN where undefined; the last two as ``transfer`` says.
+    """Return (b, 3) accuracy, AUROC and F1 of each resample, NaN where undefined; the last two as ``transfer`` says.
 
-    y, predicted: (n,).  margins: (n, K), higher for the likelier class.  weights: (b, n).
+    Args:
+        y: (n,) classes.
+        predicted: (n,) predicted classes.
+        margins: (n, K), higher for the likelier class.
+        weights: (b, n) how often each row counts.
     """
     chosen = [1] if margins.shape[1] == 2 else list(np.unique(y))
     columns = [ratio(weights @ (predicted == y), weights.sum(axis=1))]
@@ -213,13 +227,24 @@ def two_sample(
     resamples: int = 1000,
     patients: tuple[ArrayLike, ArrayLike] | None = None,
 ) -> dict[str, Interval]:
-    """AUROC of telling synthetic from real rows by judge (``JUDGES``), with 95 % intervals.
+    """Return the AUROC of telling synthetic from real rows by judge (``JUDGES``), with 95 % intervals.
 
-    real, synthetic: (n, F), (m, F) numbers; NaN is a missing value, filled with the column's mean for the regression.
-    Rows are scored in five folds by models of the other four, and the AUROC is the mean over folds; the interval is
-    the bootstrap's over scored rows, without refitting.  patients: the patient of each row of both tables, who stays
-    in one fold and is drawn whole.  ``None`` where a table has fewer rows (patients) than folds.
-    Raises DataError if the tables do not match or have an infinite entry.
+    Rows are scored in five folds by models of the other four, and the AUROC is the mean over folds. The interval is the
+    bootstrap's over scored rows, without refitting.
+
+    Args:
+        real, synthetic: (n, F), (m, F) numbers; NaN is a missing value, filled with the column's mean for the
+            regression.
+        seed: Of folds, models and resamples.
+        resamples: Of the intervals.
+        patients: The patient of each row of both tables, who stays in one fold and is drawn whole. None means a patient
+            a row.
+
+    Returns:
+        Undefined intervals where a table has fewer rows (patients) than folds.
+
+    Raises:
+        DataError: If the tables do not match or have an infinite entry.
     """
     tables = [np.asarray(table, dtype=np.float64) for table in (real, synthetic)]
     if any(table.ndim != 2 or table.shape[1] != tables[0].shape[1] for table in tables) or not tables[0].shape[1]:
@@ -300,11 +325,17 @@ def fowlkes_mallows_index(y: ArrayLike, called: ArrayLike) -> float | None:
 
 
 def cutoff_on(table: tuple[Floats, Ints], test: tuple[Floats, Ints], seed: int = 0) -> dict[str, float | None]:
-    """What the cut-off of a logistic regression's probability, both fitted to ``table``, is worth on ``test``.
+    """Return what the cut-off of a logistic regression's probability, both fitted to ``table``, is worth on ``test``.
 
-    table, test: x (n, F) finite and y (n,) 0 or 1. The cut-off is of scores of five folds, each by the others' model. The answer
-    has ``cutoff``, ``index`` (on ``test``), ``sensitivity`` and ``specificity``; None is what the data do not define, all of it
-    where a class of ``table`` has fewer rows than there are folds.
+    The cut-off is of scores of five folds, each by the others' model.
+
+    Args:
+        table, test: x (n, F) finite and y (n,) 0 or 1.
+        seed: Of the folds and the model.
+
+    Returns:
+        ``cutoff``, ``index`` (on ``test``), ``sensitivity`` and ``specificity``. None is what the data do not define.
+        All are None where a class of ``table`` has fewer rows than there are folds.
     """
     from sklearn.model_selection import StratifiedKFold, cross_val_predict
 

@@ -1,5 +1,8 @@
-"""Code sets (a patient has a code or not): how often each occurs, which go together, how many a patient has, and whether one can
-be told from the others by what synthetic patients taught (dimension-wise prediction)."""
+"""Code sets (a patient has a code or not) of synthetic patients beside those of real ones.
+
+It compares how often each code occurs, which go together and how many a patient has. It also says whether a code can be
+told from the others by what synthetic patients taught (dimension-wise prediction).
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,10 @@ from polyclinic.types import Bools, Floats
 class Probabilities:
     """Dimension-wise probability (Choi et al. 2017): the share of patients with each code, (J,) real and synthetic.
 
-    rmse, largest: of the differences.  r2: 1 - sum (synthetic - real)^2 / sum (real - its mean)^2, which is the fit of
-    the diagonal and not of a line drawn through the points; ``None`` where all real shares are equal.
+    Attributes:
+        rmse, largest: Of the differences.
+        r2: 1 - sum (synthetic - real)^2 / sum (real - its mean)^2. It is the fit of the diagonal and not of a line
+            drawn through the points; ``None`` where all real shares are equal.
     """
 
     real: Floats
@@ -33,8 +38,8 @@ class CoOccurrence:
 
     With J_ij the share of patients with codes i < j: l1 = sum |J_syn - J_real| / sum J_real, and frobenius the same
     with root sums of squares. The ``excess`` pair is of J_ij - p_i p_j, what goes together beyond chance, relative to
-    sum |.| of the real table: independent codes of exact frequencies have about 1 there, and the truth has 0.
-    Sampling alone makes all four positive; two halves of the real table say how much.  ``None`` where nothing is there.
+    sum |.| of the real table. Independent codes of exact frequencies have about 1 there, and the truth has 0. Sampling
+    alone makes all four positive; two halves of the real table say how much. ``None`` where nothing is there.
     """
 
     l1: float | None
@@ -56,11 +61,16 @@ class PerPatient:
 class Predictions:
     """F1 on real test patients of telling each code from all others, learned from real and from synthetic patients.
 
-    codes: (m,) column numbers, the most frequent first.  real, synthetic: F1 of each, ``None`` where undefined: a code
-    that no patient or every patient has, in the table that trains or in the test, is skipped as in the paper.
-    mean_real, mean_synthetic: over the codes defined in both.  mean_absent_zero: the synthetic mean where a code that
-    only the synthetic table lacks (so that it is never predicted) counts with its F1 of zero, over the codes that are
-    defined for real patients; to skip such codes would reward forgetting them.
+    A code that no patient or every patient has, in the table that trains or in the test, is skipped as in the paper.
+
+    Attributes:
+        codes: (m,) column numbers, the most frequent first.
+        real, synthetic: F1 of each, ``None`` where it is skipped.
+        mean_real, mean_synthetic: Over the codes defined in both.
+        mean_absent_zero: The synthetic mean over the codes that are defined for real patients. A code that only the
+            synthetic table lacks (so that it is never predicted) counts with its F1 of zero: to skip such codes would
+            reward forgetting them.
+        skipped: How many codes are not defined in both.
     """
 
     codes: tuple[int, ...]
@@ -113,11 +123,18 @@ def per_patient(real: ArrayLike, synthetic: ArrayLike) -> PerPatient:
 
 
 def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: int = 100) -> Predictions:
-    """Dimension-wise prediction (Choi et al. 2017; Xie et al. 2018) of the ``most`` frequent codes of real patients.
+    """Return the dimension-wise prediction (Choi et al. 2017; Xie et al. 2018) of the most frequent codes of real patients.
 
-    real, synthetic, test: (n, J) code tables; an entry above zero is a code that is there.  Each code is predicted
-    from all J - 1 others by a logistic regression with a unit L2 penalty, at a probability of one half.
-    Raises ConfigError if ``most`` is below 1, DataError if the tables do not match.
+    Each code is predicted from all J - 1 others by a logistic regression with a unit L2 penalty, at a probability of
+    one half.
+
+    Args:
+        real, synthetic, test: (n, J) code tables; an entry above zero is a code that is there.
+        most: How many codes are predicted.
+
+    Raises:
+        ConfigError: If ``most`` is below 1.
+        DataError: If the tables do not match.
     """
     if most < 1:
         raise ConfigError(f"most must be at least 1, not {most}.")
@@ -134,7 +151,16 @@ def predictions(real: ArrayLike, synthetic: ArrayLike, test: ArrayLike, most: in
 
 
 def f1_of_code(train: Bools, test: Bools, code: int) -> float:
-    """F1 on ``test`` of telling a code from all others by what ``train`` taught; NaN where the code does not vary in both."""
+    """Return F1 on ``test`` of telling a code from all others by what ``train`` taught.
+
+    Args:
+        train: (n, J) whether each patient has each code.
+        test: (m, J) of the patients who are asked.
+        code: The code's column number.
+
+    Returns:
+        NaN where the code does not vary in both tables.
+    """
     from scipy.sparse import csr_array
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import f1_score

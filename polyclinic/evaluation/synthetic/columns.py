@@ -24,9 +24,13 @@ BINS = 10
 class Numeric:
     """A column of numbers; missing values count only in ``missing``.
 
-    ks: 1 - the Kolmogorov-Smirnov distance.  wasserstein: in the column's unit.  boundary: share of synthetic values
-    within the real smallest and largest.  missing: 1 - the difference of the shares of missing values.
-    ``None`` where a table has no value.
+    Attributes:
+        ks: 1 - the Kolmogorov-Smirnov distance.
+        wasserstein: In the column's unit.
+        boundary: Share of synthetic values within the real smallest and largest.
+        missing: 1 - the difference of the shares of missing values.
+
+    All but the last are ``None`` where a table has no value.
     """
 
     ks: float | None
@@ -72,9 +76,14 @@ class Correlations:
 def columns(
     real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = ()
 ) -> dict[str, Numeric | Categorical]:
-    """Each column of the real table judged, those in ``categorical`` as categories and the others as numbers.
+    """Judge each column of the real table, and return the result by name.
 
-    Raises DataError if a column is not in both tables, if a table has no rows, or if a number cannot be read as one.
+    Args:
+        real, synthetic: Tables with the same columns.
+        categorical: Columns that are judged as categories; the others are judged as numbers.
+
+    Raises:
+        DataError: If a column is not in both tables, if a table has no rows, or if a number cannot be read as one.
     """
     _checked(real, synthetic, categorical)
     return {
@@ -109,10 +118,17 @@ def category(real: pd.Series, synthetic: pd.Series) -> Categorical:
 def pairs(
     real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str] = (), bins: int = BINS
 ) -> pd.DataFrame:
-    """(F, F) by column name: 1 - the total variation distance of each pair's contingency tables; on the diagonal, of one.
+    """Return (F, F) by column name: 1 - the total variation distance of each pair's contingency tables; on the diagonal, of one.
 
-    Numbers fall into ``bins`` parts of equal share in the real table (fewer where values repeat); a missing value
-    is a category of its own. All pairs come from one product of indicator tables.  Raises DataError as ``columns``.
+    A missing value is a category of its own. All pairs come from one product of indicator tables.
+
+    Args:
+        real, synthetic: Tables with the same columns.
+        categorical: Columns that are judged as categories.
+        bins: Numbers fall into so many parts of equal share in the real table (fewer where values repeat).
+
+    Raises:
+        DataError: As ``columns``.
     """
     from scipy.sparse import csr_array
 
@@ -133,11 +149,17 @@ def pairs(
 
 
 def correlations(real: ArrayLike, synthetic: ArrayLike, columns: Sequence[str] | None = None) -> Correlations:
-    """The correlations of two tables (n, F) and (m, F) of numbers, compared; NaN is a missing value.
+    """Compare the correlations of two tables of numbers.
 
-    With missing values a correlation is that of the rows with both entries, and a pair never seen together
-    (in either table) is left out of the comparison.  columns: F names, else numbers from 0.
-    Raises DataError if the tables have another shape, another number of columns or an infinite entry.
+    With missing values a correlation is that of the rows with both entries. A pair never seen together (in either
+    table) is left out of the comparison.
+
+    Args:
+        real, synthetic: (n, F) and (m, F); NaN is a missing value.
+        columns: F names, else numbers from 0.
+
+    Raises:
+        DataError: If the tables have another shape, another number of columns or an infinite entry.
     """
     tables = [np.asarray(real, dtype=np.float64), np.asarray(synthetic, dtype=np.float64)]
     for table in tables:

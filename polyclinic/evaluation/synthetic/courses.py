@@ -41,7 +41,13 @@ class Courses:
 
     @classmethod
     def of(cls, x: Floats, y: Ints, schema: Schema) -> Courses | None:
-        """The visits in (n, F) encoded features; None of a schema without trajectories of measurements, or of one step each."""
+        """Return the visits in encoded records; None of a schema without trajectories of measurements, or of one step each.
+
+        Args:
+            x: (n, F) encoded features.
+            y: (n,) class numbers.
+            schema: The schema by which they were encoded.
+        """
         slices = feature_slices(schema)
         names = [column.name for column, _ in slices if column.kind == "trajectory"]
         cells = {name: column_cells(x, schema, name) for name in names}
@@ -82,11 +88,13 @@ class Courses:
 class Likeness:
     """Of a table beside held-out patients; None where too few cells define a figure.
 
-    mean, band: mean difference of means, and of 10 % and 90 % quantiles, by trajectory, step and class, in standard
-    deviations of the held-out trajectory. autocorrelation: mean difference at lags 1 to 3. visits: Wasserstein distance of
-    the numbers of visits.
-    interval: Wasserstein distance of the times between visits, in their held-out standard deviation. next_visit: R² on held-out
-    patients of a regression learned from the table, mean over trajectories.
+    Attributes:
+        mean, band: Mean difference of means, and of 10 % and 90 % quantiles, by trajectory, step and class, in standard
+            deviations of the held-out trajectory.
+        autocorrelation: Mean difference at lags 1 to 3.
+        visits: Wasserstein distance of the numbers of visits.
+        interval: Wasserstein distance of the times between visits, in their held-out standard deviation.
+        next_visit: R² on held-out patients of a regression learned from the table, mean over trajectories.
     """
 
     mean: float | None

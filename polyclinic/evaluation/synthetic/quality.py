@@ -49,9 +49,15 @@ class Sample:
 
     @classmethod
     def of(cls, x: Floats, y: Ints, schema: Schema) -> Sample:
-        """Of encoded features (n, F) and labels (n,), whoever made them: each cell becomes the nearest that the schema allows.
+        """Return a sample of encoded records, whoever made them: each cell becomes the nearest that the schema allows.
 
-        Raises DataError where there is no row.
+        Args:
+            x: (n, F) encoded features.
+            y: (n,) class numbers.
+            schema: The schema by which they were encoded.
+
+        Raises:
+            DataError: Where there is no row.
         """
         if not len(y):
             raise DataError("a table of patients to judge has no rows.")
@@ -100,9 +106,15 @@ class Sample:
 
 
 def one_row_each(patient: Ints, patients: int, seed: int, most: int = MOST) -> Ints:
-    """(k,) rows, one at random of each of at most ``most`` patients, themselves at random; patient: (n,) of each row, from 0.
+    """Return (k,) rows, one at random of each of at most ``most`` patients, themselves at random.
 
     Synthetic rows are a patient each, so that real ones must be too: a patient with many rows would count as many.
+
+    Args:
+        patient: (n,) number of each row's patient, from 0.
+        patients: The number of patients.
+        seed: Of the rows and patients drawn.
+        most: The most patients.
     """
     rng = generator(seed, "quality", "rows")
     order = rng.permutation(len(patient))
@@ -117,9 +129,15 @@ def one_row_each(patient: Ints, patients: int, seed: int, most: int = MOST) -> I
 def judge(
     held_out: Sample, training: Sample, synthetic: Sample, *, full: bool = False, seed: int = 0
 ) -> dict[str, Any]:
-    """What ``quality.json`` holds but for whose patients they are.
+    """Return the content of ``quality.json``, but for whose patients they are.
 
-    full: with what takes classifiers: the two-sample test, transfer, prediction of codes and the cut-off; without, they are None.
+    Args:
+        held_out: Real patients who trained nothing.
+        training: Real patients who trained the generator.
+        synthetic: The synthetic patients.
+        full: Compute also the two-sample test, transfer, prediction of codes and the cut-off, which take classifiers;
+            else they are None.
+        seed: Of what is drawn.
     """
     tables = {SYNTHETIC: synthetic, TRAINING: training}
     quality: dict[str, Any] = {
@@ -308,7 +326,13 @@ def course_tables(samples: Mapping[str, Sample]) -> dict[str, Any] | None:
 
 
 def histograms(real: Sample, synthetic: Sample, judged: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Shares by value of the columns that are least alike, at most eight: ``edges`` or ``categories``, and the shares."""
+    """Return shares by value of the columns that are least alike, at most eight: ``edges`` or ``categories``, and the shares.
+
+    Args:
+        real: The held-out patients.
+        synthetic: The synthetic patients.
+        judged: By column its measures, of which ``ks`` or ``tv`` says how alike it is.
+    """
     likeness = {name: column.get("ks", column.get("tv")) for name, column in judged.items()}
     worst = sorted((name for name, value in likeness.items() if value is not None), key=lambda name: likeness[name])
     return [_histogram(name, real, synthetic) | {"likeness": likeness[name]} for name in worst[:MOST_DRAWN]]

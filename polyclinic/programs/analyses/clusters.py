@@ -184,8 +184,8 @@ class Clusters(Analysis):
         counts = patients * np.stack([share, np.maximum(share - error, 0.0), share + error])[: 3 if private else 1]
         sizes = np.concatenate([counts, [100 * share / share.sum(), squared]]).T.tolist()
         scales = method.numbers.scales()
-        centre, scale = (np.array([one[name] for one in scales]) for name in ("centre", "scale"))
-        names = zip(method.numbers.names, (one["unit"] for one in scales), strict=True)
+        centre, scale = (np.array([column[name] for column in scales]) for name in ("centre", "scale"))
+        names = zip(method.numbers.names, (column["unit"] for column in scales), strict=True)
         units = [f"{name}, {unit}" if unit else name for name, unit in names]
         cells = centre + scale * (ended["middle"] + ended["spread"] * ended["centres"][order])
         half = _CERTAIN * noise * method.reach / _WHERE / share.min() * ended["spread"] * scale

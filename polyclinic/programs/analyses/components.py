@@ -278,7 +278,9 @@ class Components(Analysis):
         """Raises DataError where the noise hides how much a number varies, by which it is to be divided."""
         share, matrix = method.covariance(total)
         least = max(2 * noise * method.reach**2 / _PRODUCTS / share, 1e-12) if self.scaling == "measured" else -np.inf
-        hidden = [name for name, one in zip(method.numbers.names, np.diag(matrix), strict=True) if one <= least]
+        hidden = [
+            name for name, variance in zip(method.numbers.names, np.diag(matrix), strict=True) if variance <= least
+        ]
         if hidden:
             raise DataError(
                 f"the noise hides how much {', '.join(hidden)} varies; leave it out, or take scaling 'public'."

@@ -207,7 +207,9 @@ class RegressionHalf(SumsHalf):
             return super().question(number, state)
         nodes = range(1, max(map(int, state["each"])) + 1)
         asked = [self.method.question(number, state["each"].get(str(node), state["arrays"])) for node in nodes]
-        return {ROUND: np.array([number])} | {name: np.concatenate([one[name] for one in asked]) for name in asked[0]}
+        return {ROUND: np.array([number])} | {
+            name: np.concatenate([arrays[name] for arrays in asked]) for name in asked[0]
+        }
 
     def absorb(self, number: int, state: State, sent: Arrays, collected: Collected) -> tuple[State, Arrays]:
         if not self.separate:

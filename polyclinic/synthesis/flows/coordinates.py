@@ -131,17 +131,17 @@ class Coordinates:
     @cached_property
     def _steps(self) -> Floats:
         """(features and indicators,) the distance of neighbouring whole numbers in z; 0 where there are none."""
-        found = np.zeros(self._last)
+        distances = np.zeros(self._last)
         for column, at in self.layout.columns:
             if column.kind in ("integer", "ordinal"):
                 values = len(column.categories) - 1 if column.categories else column.bounds[1] - column.bounds[0]  # type: ignore[index]
-                found[at] = 2.0 / (max(values, 1.0) * self.layout.std[at])
-        return found
+                distances[at] = 2.0 / (max(values, 1.0) * self.layout.std[at])
+        return distances
 
     def _absent(self, z: Floats) -> Bools:
-        found = np.zeros((len(z), self._last), dtype=bool)
-        found[:, : self.layout.features][:, self.layout.nullable] = z[:, self.layout.missing] > 0.5
-        return found
+        absent = np.zeros((len(z), self._last), dtype=bool)
+        absent[:, : self.layout.features][:, self.layout.nullable] = z[:, self.layout.missing] > 0.5
+        return absent
 
     @cached_property
     def _map(self) -> tuple[Floats, Floats, Floats, Floats]:

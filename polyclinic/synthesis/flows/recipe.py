@@ -116,10 +116,10 @@ def make(layout: Layout, name: str = "maf", **options: Any) -> Recipe:
             changed[key] = None
         if changed[key] is None or not allowed(changed[key]):
             raise ConfigError(f"The flow's option {key!r} is {value!r}; it must be {words}.")
-    found = Recipe(layout, name, **changed)
+    recipe = Recipe(layout, name, **changed)
     with torch.random.fork_rng(devices=[]):
-        found.module()
-    return found
+        recipe.module()
+    return recipe
 
 
 def _truth(value: Any) -> bool:

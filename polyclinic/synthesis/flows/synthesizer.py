@@ -88,15 +88,15 @@ class FlowRows:
         module = self.recipe.filled(self.flow).double()
         whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
         laws = self.recipe.laws(module, np.unique(self.layout.labels(z[whole.missing(z)])))
-        found = np.empty((draws, len(z)))
+        log_densities = np.empty((draws, len(z)))
         for draw in range(draws):
             v, log_noise = whole.drawn(z, rng, laws)
             with torch.no_grad():
-                found[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
+                log_densities[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
         chances = self.classes / self.classes.sum()
         with np.errstate(divide="ignore"):
             label = np.log(chances)[self.layout.labels(z)] - self._log_inside(rng)[self.layout.labels(z)]
-        return np.asarray(np.logaddexp.reduce(found, axis=0) - np.log(draws) + label)
+        return np.asarray(np.logaddexp.reduce(log_densities, axis=0) - np.log(draws) + label)
 
     def _log_inside(self, rng: np.random.Generator) -> Floats:
         """(K,) log of the share of draws that are kept, of each class."""

@@ -165,14 +165,14 @@ def medgan(layout: Layout, given: Mapping[str, Any]) -> Game:
 
 def _decoder(path: Path, layout: Layout) -> Arrays:
     try:
-        found = load_file(path)
+        arrays = load_file(path)
     except (OSError, SafetensorError) as error:
         raise DataError(f"{path} cannot be read as a decoder: {type(error).__name__}.") from None
     codes = layout.label.start
-    shapes = {name: value.shape for name, value in found.items()}
-    if shapes != {"weight": (codes, 128), "bias": (codes,)} or not all(np.isfinite(v).all() for v in found.values()):
+    shapes = {name: value.shape for name, value in arrays.items()}
+    if shapes != {"weight": (codes, 128), "bias": (codes,)} or not all(np.isfinite(v).all() for v in arrays.values()):
         raise DataError(f"{path} holds {shapes}; a decoder has a finite weight ({codes}, 128) and bias ({codes},).")
-    return {f"core.body.1.{name}": value.astype(np.float32) for name, value in found.items()}
+    return {f"core.body.1.{name}": value.astype(np.float32) for name, value in arrays.items()}
 
 
 def form_of(layout: Layout, given: Mapping[str, Any]) -> str:
@@ -278,9 +278,9 @@ def with_options(build: BuildGame, own: Sequence[str], layout: Layout, name: str
     """
     unknown = [key for key in options if key not in (*own, *OPTIONS)]
     if unknown:
-        known = (*own, *OPTIONS)
+        allowed = (*own, *OPTIONS)
         raise ConfigError(
-            f"The game {name!r} has no option {unknown[0]!r}; allowed are {', '.join(known)}.{nearest(unknown[0], known)}"
+            f"The game {name!r} has no option {unknown[0]!r}; allowed are {', '.join(allowed)}.{nearest(unknown[0], allowed)}"
         )
     changed = {key.replace("-", "_"): _read(key, value) for key, value in options.items() if key in OPTIONS}
     try:

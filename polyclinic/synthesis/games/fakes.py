@@ -58,14 +58,14 @@ def fake_rows(
     """
     at_once = 1 if apart else _AT_ONCE
     generator.eval()
-    found = np.empty((len(labels), layout.width))
+    rows = np.empty((len(labels), layout.width))
     with torch.no_grad():
         for begin in range(0, len(labels), at_once):
             some = torch.tensor(np.asarray(labels[begin : begin + at_once], dtype=np.int64))
             # A copy, as torch aligns its own arrays alike.
             features = generator(game.latents(len(some), rng).clone(), some)
-            found[begin : begin + len(some)] = with_labels(features, some, layout.classes).numpy()
-    return found
+            rows[begin : begin + len(some)] = with_labels(features, some, layout.classes).numpy()
+    return rows
 
 
 def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
@@ -89,15 +89,15 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
     def drawn(kept: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
-            found: Tensor = generator(
+            features: Tensor = generator(
                 torch.where(kept[:, None], latents, others[1]), torch.where(kept, labels, others[0])
             )
-            return found
+            return features
 
     generator.eval()
     together = drawn(mine | ~mine)
-    for kept in (mine, ~mine):
-        if not torch.allclose(drawn(kept)[kept], together[kept], rtol=1e-4, atol=1e-6, equal_nan=True):
+    for selected in (mine, ~mine):
+        if not torch.allclose(drawn(selected)[selected], together[selected], rtol=1e-4, atol=1e-6, equal_nan=True):
             raise ConfigError("The game's generator mixes rows: one patient's label changes another's generated row.")
     if not torch.allclose(drawn(mine | ~mine), together, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise ConfigError("The game's generator remembers rows: those drawn before change later ones.")

@@ -88,8 +88,8 @@ def generator_steps(play: Play, critic: Arrays, state: GeneratorState, steps: in
     for step in range(steps):
         labels = play.labels(rng)
         features = generator(game.latents(game.batch, rng), labels)
-        outputs = [one(front.forth(with_labels(features, labels, layout.classes))) for one in critics]
-        loss = torch.stack([generator_loss(game.loss, found, labels) for found in outputs]).mean()
+        outputs = [module(front.forth(with_labels(features, labels, layout.classes))) for module in critics]
+        loss = torch.stack([generator_loss(game.loss, output, labels) for output in outputs]).mean()
         if not torch.isfinite(loss) or float(features.detach().abs().max()) > _ABSURD:
             return state.undone()
         optimizer.zero_grad()
@@ -131,12 +131,12 @@ def _optimizer(game: Game, generator: nn.Module, state: GeneratorState, rate: fl
     else:
         optimizer = torch.optim.SGD(parameters, rate)
     for name, parameter in generator.named_parameters():
-        found = {
+        moments = {
             key.removesuffix(f"/{name}"): torch.from_numpy(np.array(value))
             for key, value in state.moments.items() if key.partition("/")[2] == name
         }  # fmt: skip
-        if found:
-            optimizer.state[parameter] = found
+        if moments:
+            optimizer.state[parameter] = moments
     return optimizer
 
 
@@ -183,5 +183,5 @@ def penalised(play: Play, critic: Arrays, state: GeneratorState, round: int, rat
         optimizer.zero_grad()
         ((slopes.norm(dim=1) - 1.0) ** 2).mean().backward()
         optimizer.step()
-    found = _arrays(module.state_dict())
-    return found if all(np.isfinite(value).all() for value in found.values()) else critic
+    arrays = _arrays(module.state_dict())
+    return arrays if all(np.isfinite(value).all() for value in arrays.values()) else critic

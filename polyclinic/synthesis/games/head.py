@@ -31,14 +31,14 @@ class Front:
     def _matrices(self) -> tuple[tuple[slice, Tensor, Tensor], ...]:
         if not self.spread:
             return ()
-        found = []
+        matrices = []
         for at in self.layout.trajectories:
             steps = at.stop - at.start
             size = np.sqrt(steps) * self.spread / (1.0 + np.arange(steps)) ** self.fall
             cosines = cosine_transform(steps)
             there, back = cosines / size[:, None], cosines.T * size
-            found.append((at, torch.from_numpy(there.T.copy()), torch.from_numpy(back.T.copy())))
-        return tuple(found)
+            matrices.append((at, torch.from_numpy(there.T.copy()), torch.from_numpy(back.T.copy())))
+        return tuple(matrices)
 
     def forth(self, z: Tensor) -> Tensor:
         """(n, >= F) rows as the critic sees them; differentiable."""
@@ -67,9 +67,9 @@ class Front:
 def cosine_transform(steps: int) -> Floats:
     """(steps, steps) the orthonormal discrete cosine transform (DCT-II): row k is the k-th cosine over the visits."""
     k, t = np.arange(steps)[:, None], np.arange(steps)[None]
-    found: Floats = np.sqrt(2.0 / steps) * np.cos(np.pi * (2 * t + 1) * k / (2 * steps))
-    found[0] /= np.sqrt(2.0)
-    return found
+    cosines: Floats = np.sqrt(2.0 / steps) * np.cos(np.pi * (2 * t + 1) * k / (2 * steps))
+    cosines[0] /= np.sqrt(2.0)
+    return cosines
 
 
 class Generator(nn.Module):
@@ -118,19 +118,19 @@ def _parts(layout: Layout) -> list[tuple[slice, _Part]]:
     """The layout's places before the label, in their order, and what each goes through."""
     columns = {at.start: column for column, at in layout.columns}
     groups = {at.start: at for at in layout.groups if at != layout.label}
-    found: list[tuple[slice, _Part]] = []
+    parts: list[tuple[slice, _Part]] = []
     place, end = 0, layout.label.start
     while place < end:
         if place in groups:
             column, at = columns[place], groups[place]
-            found.append((at, _one_hot_or_none if column.nullable or column.drop_first else _one_hot))
+            parts.append((at, _one_hot_or_none if column.nullable or column.drop_first else _one_hot))
         else:
             kind, last = bool(layout.numeric[place]), place
             while last < end and last not in groups and bool(layout.numeric[last]) == kind:
                 last += 1
-            found.append((at := slice(place, last), _number if kind else _zero_or_one))
+            parts.append((at := slice(place, last), _number if kind else _zero_or_one))
         place = int(at.stop)
-    return found
+    return parts
 
 
 def _number(raw: Tensor, hard: bool) -> Tensor:

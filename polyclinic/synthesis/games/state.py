@@ -44,11 +44,11 @@ class GeneratorState:
 
     def flat(self) -> Arrays:
         """All of it as arrays by name; what a critic holds is repeated, so that a checkpoint is whole."""
-        found: Arrays = {f"{part}/{name}": value for part in _PARTS for name, value in getattr(self, part).items()}
+        arrays: Arrays = {f"{part}/{name}": value for part in _PARTS for name, value in getattr(self, part).items()}
         for index, critic in enumerate(self.ring):
-            found |= {f"ring/{index}/{name}": value for name, value in critic.items()}
-        found |= {key: np.array(getattr(self, key), dtype=np.int64) for key in _COUNTS}
-        return found | {"accuracy": np.array(self.accuracy), "diverged": np.array(self.diverged)}
+            arrays |= {f"ring/{index}/{name}": value for name, value in critic.items()}
+        arrays |= {key: np.array(getattr(self, key), dtype=np.int64) for key in _COUNTS}
+        return arrays | {"accuracy": np.array(self.accuracy), "diverged": np.array(self.diverged)}
 
     @classmethod
     def from_flat(cls, arrays: Mapping[str, np.ndarray]) -> GeneratorState:

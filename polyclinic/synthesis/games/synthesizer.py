@@ -44,14 +44,14 @@ class GeneratedRows:
         if labels is None:
             labels = rng.choice(self.layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
         by = rng.integers(0, len(self.generators), rows)
-        found = np.empty((rows, self.layout.width))
+        z = np.empty((rows, self.layout.width))
         for number, arrays in enumerate(self.generators):
             mine = np.flatnonzero(by == number)
             module = generator_of(self.game, self.layout, arrays)
-            found[mine] = fake_rows(module, self.game, self.layout, labels[mine], rng)
-        if not np.isfinite(found).all():
+            z[mine] = fake_rows(module, self.game, self.layout, labels[mine], rng)
+        if not np.isfinite(z).all():
             raise DataError("The generator gives numbers that are not finite: it has diverged.")
-        return found
+        return z
 
     def arrays(self) -> Arrays:
         many = {f"{i}/{name}": value for i, arrays in enumerate(self.generators) for name, value in arrays.items()}
@@ -81,6 +81,6 @@ class GeneratedRows:
         own = {name: values for name, values in arrays.items() if "/" not in name}
         check_arrays(own, {"classes": Numbers((layout.classes,), shares=True)})
         check_finite(arrays)
-        for one in generators:
-            generator_of(game, layout, one)
+        for weights in generators:
+            generator_of(game, layout, weights)
         return cls(layout, game, generators, np.asarray(arrays["classes"], dtype=np.float64))

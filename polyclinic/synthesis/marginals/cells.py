@@ -55,13 +55,13 @@ class Attribute:
         if self.kind == "choice":
             if self.drop_first:
                 block = np.concatenate([np.full((len(block), 1), 0.5), block], axis=1)
-            found = np.argmax(block, axis=1)
+            cells = np.argmax(block, axis=1)
             absent = block.max(axis=1, initial=0.0) < 0.5
         else:
-            found = block[:, 0] > 0.5 if self.kind == "flag" else self._bin((block[:, 0] * std + mean + 1.0) / 2.0)
+            cells = block[:, 0] > 0.5 if self.kind == "flag" else self._bin((block[:, 0] * std + mean + 1.0) / 2.0)
             absent = z[:, self.missing] > 0.5
-        found = np.clip(found, 0, self.known - 1)
-        return np.where(absent, self.known, found).astype(np.int64) if self.nullable else found.astype(np.int64)
+        cells = np.clip(cells, 0, self.known - 1)
+        return np.where(absent, self.known, cells).astype(np.int64) if self.nullable else cells.astype(np.int64)
 
     def fill(self, z: Floats, cells: Ints, mean: float, std: float, rng: np.random.Generator) -> None:
         """Writes cells into the zeros of rows; a number is uniform within its bin.
@@ -119,21 +119,21 @@ class Table:
         Raises:
             ConfigError: The schema makes more than ``columns`` columns of cells.
         """
-        found: list[Attribute] = []
+        attributes: list[Attribute] = []
         indicator = iter(range(layout.missing.start, layout.missing.stop))
         for column, at in layout.columns:
             for start in [at.start] if column.kind == "categorical" else range(at.start, at.stop):
                 missing = next(indicator) if column.nullable and column.kind not in ("categorical", "code_set") else -1
-                found.append(_attribute(column, layout.names[start], start, missing, bins))
+                attributes.append(_attribute(column, layout.names[start], start, missing, bins))
         label = layout.label
-        found.append(Attribute("label", "choice", layout.classes, label.start, layout.classes, label=True))
-        if len(found) > columns:
+        attributes.append(Attribute("label", "choice", layout.classes, label.start, layout.classes, label=True))
+        if len(attributes) > columns:
             raise ConfigError(
-                f"Schema {layout.schema.name!r} makes {len(found)} columns of cells, each code of a code set and each step of a "
-                f"trajectory one; model 'marginals' takes at most {columns}: leave columns out, or use the model 'latent' or "
-                "'moments'."
+                f"Schema {layout.schema.name!r} makes {len(attributes)} columns of cells, each code of a code set and each step "
+                f"of a trajectory one; model 'marginals' takes at most {columns}: leave columns out, or use the model 'latent' "
+                "or 'moments'."
             )
-        return cls(layout, tuple(found))
+        return cls(layout, tuple(attributes))
 
     @cached_property
     def sizes(self) -> Ints:
@@ -174,8 +174,8 @@ def _attribute(column: Column, name: str, start: int, missing: int, bins: int) -
     if column.kind in ("binary", "code_set"):
         return Attribute(name, "flag", 2 + null, start, missing=missing, nullable=bool(null))
     values = _whole(column)
-    known = min(bins, values) if values else bins
-    return Attribute(name, "number", known + null, start, values=values, missing=missing, nullable=bool(null))
+    known_cells = min(bins, values) if values else bins
+    return Attribute(name, "number", known_cells + null, start, values=values, missing=missing, nullable=bool(null))
 
 
 def _whole(column: Column) -> int:

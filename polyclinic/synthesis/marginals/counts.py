@@ -35,8 +35,8 @@ def indicators(codes: Ints, sizes: Ints, patient: Ints, patients: int) -> Floats
     rows = np.bincount(patient, minlength=patients)
     weight = 1.0 / (np.maximum(rows, 1)[patient] * np.sqrt(len(sizes)))
     flat = (patient[:, None] * total + places).ravel()
-    found = np.bincount(flat, np.repeat(weight, len(sizes)), minlength=patients * total)
-    return np.asarray(found, dtype=np.float64).reshape(patients, total)
+    contributions = np.bincount(flat, np.repeat(weight, len(sizes)), minlength=patients * total)
+    return np.asarray(contributions, dtype=np.float64).reshape(patients, total)
 
 
 def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
@@ -95,39 +95,39 @@ def parts(table: Table, frequencies: Floats, noise: float) -> Ints:
         frequencies: (all cells,) noisy frequencies of each column.
         noise: The standard deviation of the noise in a cell.
     """
-    found = [
+    merged = [
         _parts(attribute, own, _LOST * noise)
         for attribute, own in zip(table.attributes, split(frequencies, table.sizes), strict=True)
     ]
-    return np.concatenate(found)
+    return np.concatenate(merged)
 
 
 def _parts(attribute: Attribute, frequencies: Floats, least: float) -> Ints:
     numbers = np.arange(attribute.size)
     if attribute.kind == "flag" or attribute.label or least <= 0:
         return numbers
-    known = frequencies[: attribute.known]
-    merged = _neighbours(known, least) if attribute.kind == "number" else _rare(known, least)
+    present = frequencies[: attribute.known]
+    merged = _neighbours(present, least) if attribute.kind == "number" else _rare(present, least)
     return np.append(merged, merged.max() + 1) if attribute.nullable else merged
 
 
 def _neighbours(frequencies: Floats, least: float) -> Ints:
-    found, part, held = np.zeros(len(frequencies), dtype=np.int64), 0, 0.0
+    numbers, part, held = np.zeros(len(frequencies), dtype=np.int64), 0, 0.0
     for cell, frequency in enumerate(frequencies):
-        found[cell] = part
+        numbers[cell] = part
         held += frequency
         if held >= least and frequencies[cell + 1 :].sum() >= least:
             part, held = part + 1, 0.0
-    return found
+    return numbers
 
 
 def _rare(frequencies: Floats, least: float) -> Ints:
     rare = frequencies < least
     if rare.sum() < 2:
         return np.arange(len(frequencies))
-    found = np.cumsum(~rare) - 1
-    found[rare] = int((~rare).sum())
-    return found.astype(np.int64)
+    numbers = np.cumsum(~rare) - 1
+    numbers[rare] = int((~rare).sum())
+    return numbers.astype(np.int64)
 
 
 def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
@@ -138,22 +138,22 @@ def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
         frequencies: (all cells,) noisy frequencies of each column.
         merged: (all cells,) the number of each cell after merging.
     """
-    found = []
+    grouped = []
     shares = zip(table.attributes, split(frequencies, table.sizes), split(merged, table.sizes), strict=True)
     for attribute, own, numbers in shares:
-        found.append(_groups(attribute, added(np.maximum(own, 0.0), numbers))[numbers])
-    return np.concatenate(found)
+        grouped.append(_groups(attribute, added(np.maximum(own, 0.0), numbers))[numbers])
+    return np.concatenate(grouped)
 
 
 def _groups(attribute: Attribute, mass: Floats) -> Ints:
     count = len(mass) - attribute.nullable
     if attribute.label or count <= _GROUPS:
         return np.arange(len(mass))
-    known = mass[:count]
+    present = mass[:count]
     if attribute.kind == "number":
-        middle = (np.cumsum(known) - known / 2) / max(known.sum(), 1e-12)
+        middle = (np.cumsum(present) - present / 2) / max(present.sum(), 1e-12)
         numbers = np.unique(np.minimum((middle * _GROUPS).astype(np.int64), _GROUPS - 1), return_inverse=True)[1]
     else:
-        rank = np.argsort(np.argsort(-known, kind="stable"), kind="stable")
+        rank = np.argsort(np.argsort(-present, kind="stable"), kind="stable")
         numbers = np.minimum(rank, _GROUPS - 1)
     return np.append(numbers, numbers.max() + 1) if attribute.nullable else numbers

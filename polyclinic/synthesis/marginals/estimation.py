@@ -42,11 +42,11 @@ class Measured:
 
     def cells(self, sizes: Ints) -> Ints:
         """(cells of the clique's table,) which of the values each of them takes part in."""
-        found = np.zeros(1, dtype=np.int64)
+        cells = np.zeros(1, dtype=np.int64)
         for column, own in zip(self.clique, self.groups or [None] * len(self.clique), strict=True):
             axis = np.arange(sizes[column]) if own is None else own
-            found = (found[:, None] * (int(axis.max()) + 1) + axis).ravel()
-        return found
+            cells = (cells[:, None] * (int(axis.max()) + 1) + axis).ravel()
+        return cells
 
 
 def asked(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> csr_matrix:
@@ -60,11 +60,11 @@ def asked(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) 
     cells = np.array([int(np.prod(sizes[list(clique)])) for clique in cliques], dtype=np.int64)
     starts = dict(zip(cliques, np.cumsum(cells) - cells, strict=True))
     rows, columns, before = [], [], 0
-    for one in measured:
-        own = one.cells(sizes)
+    for marginal in measured:
+        own = marginal.cells(sizes)
         rows.append(before + own)
-        columns.append(starts[one.clique] + np.arange(len(own)))
-        before += len(one.values)
+        columns.append(starts[marginal.clique] + np.arange(len(own)))
+        before += len(marginal.values)
     place = np.concatenate(rows), np.concatenate(columns)
     return csr_matrix((np.ones(len(place[0])), place), (before, int(cells.sum())))
 
@@ -86,16 +86,16 @@ def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
             near[column] |= set(clique) - {column}
     logs = np.log(sizes)
     cost = {column: float(logs[[column, *others]].sum()) for column, others in near.items()}
-    found: list[set[int]] = []
+    joined: list[set[int]] = []
     while near:
         column = min(near, key=lambda one: (cost[one], one))
         others = near.pop(column)
-        if not any(others | {column} <= before for before in found):
-            found.append(others | {column})
+        if not any(others | {column} <= before for before in joined):
+            joined.append(others | {column})
         for other in others:
             near[other] = (near[other] | others) - {column, other}
             cost[other] = float(logs[[other, *near[other]]].sum())
-    return sorted(tuple(sorted(clique)) for clique in found)
+    return sorted(tuple(sorted(clique)) for clique in joined)
 
 
 def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
@@ -108,11 +108,11 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
     sizes: (A,) cells of each column.
     measured: the last column alone, every other with it, and any others.
     """
-    cliques = tuple(dict.fromkeys(one.clique for one in measured))
+    cliques = tuple(dict.fromkeys(marginal.clique for marginal in measured))
     field = Field(sizes, *order_of(len(sizes) - 1, maximal(sizes, cliques), len(sizes)), cliques)
     adds = asked(sizes, measured, cliques)
-    values = np.concatenate([one.values for one in measured])
-    deviation = np.concatenate([one.deviation for one in measured])
+    values = np.concatenate([marginal.values for marginal in measured])
+    deviation = np.concatenate([marginal.deviation for marginal in measured])
     start, weights = _independent(sizes, measured, cliques), np.zeros(len(values))
     for least in _LEAST_VARIANCES:
         slack = max(_NATS, least / float(deviation.min()) ** 2) * deviation**2
@@ -125,15 +125,15 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
             slope = adds @ marginals[0] - values + slack * weights
             return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
 
-        found = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
-        done = bool(np.abs(found.jac).max() < _CONVERGED)
+        optimum = minimize(dual, weights / scale, jac=True, method="L-BFGS-B", options=_OPTIONS)
+        done = bool(np.abs(optimum.jac).max() < _CONVERGED)
         if done or least == _LEAST_VARIANCES[0]:
-            weights = scale * found.x
-            short = float((np.abs(found.jac) / (scale * np.maximum(deviation, _SMALL))).max())
+            weights = scale * optimum.x
+            short = float((np.abs(optimum.jac) / (scale * np.maximum(deviation, _SMALL))).max())
             if short > _UNSAID:
                 _log.warning(
                     "The fit of the marginals stopped after %d steps, before it was done: a frequency is off by up to %.2g "
-                    "deviations of its noise. Fewer bins or columns make a smaller model.", found.nit, short,
+                    "deviations of its noise. Fewer bins or columns make a smaller model.", optimum.nit, short,
                 )  # fmt: skip
         if not done:
             break
@@ -142,9 +142,11 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
 
 def _independent(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> Floats:
     """(d,) potentials of columns that are independent given the last, from which the steps start."""
-    found = {clique: np.zeros(int(np.prod(sizes[list(clique)]))) for clique in cliques}
-    for one in measured:
-        if one.groups is None and one.clique[-1] == len(sizes) - 1:
-            logs = np.log(np.maximum(one.values, _LEAST)).reshape(sizes[list(one.clique)])
-            found[one.clique] = (logs - np.log(np.exp(logs).sum(axis=0)) if len(one.clique) == 2 else logs).ravel()
-    return np.concatenate(list(found.values()))
+    potentials = {clique: np.zeros(int(np.prod(sizes[list(clique)]))) for clique in cliques}
+    for marginal in measured:
+        if marginal.groups is None and marginal.clique[-1] == len(sizes) - 1:
+            logs = np.log(np.maximum(marginal.values, _LEAST)).reshape(sizes[list(marginal.clique)])
+            potentials[marginal.clique] = (
+                logs - np.log(np.exp(logs).sum(axis=0)) if len(marginal.clique) == 2 else logs
+            ).ravel()
+    return np.concatenate(list(potentials.values()))

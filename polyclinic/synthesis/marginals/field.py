@@ -65,8 +65,8 @@ class Field:
 
     def conditionals(self, potentials: Numbers) -> list[Numbers]:
         """For each place (c, cells of the parents, cells) frequencies, of (c, d) potentials of c fields."""
-        found = self._conditionals(potentials)[0]
-        return [one.reshape(len(potentials), -1, one.shape[-1]) for one in found]
+        tables = self._conditionals(potentials)[0]
+        return [table.reshape(len(potentials), -1, table.shape[-1]) for table in tables]
 
     def marginals(self, potentials: Numbers) -> Numbers:
         """(c, d) frequencies of the cliques' cells, of (c, d) potentials of c fields."""
@@ -86,11 +86,11 @@ class Field:
                 continue
             above = _onto(joints[self._above[at]], self._families[self._above[at]], self.parents[at])
             joints.append(above[..., None] * conditional)
-        found = [
+        marginals = [
             _onto(joints[home], self._families[home], clique).reshape(len(joints[home]), -1)
             for home, clique in zip(self._homes, self.cliques, strict=True)
         ]
-        return np.concatenate(found, axis=1)
+        return np.concatenate(marginals, axis=1)
 
     def slope(self, potentials: Floats, direction: Floats) -> Floats:
         """(c, d) derivative of the marginals along (c, d) ``direction`` of the potentials.
@@ -104,11 +104,11 @@ class Field:
     def covariance(self, potentials: Floats) -> Floats:
         """(d, d) of the indicators of a row's cells in one field of (d,) potentials."""
         total = len(potentials)
-        found = np.empty((total, total))
+        matrix = np.empty((total, total))
         for first in range(0, total, _TOGETHER):
             directions = np.eye(total)[first : first + _TOGETHER]
-            found[first : first + len(directions)] = self.slope(np.tile(potentials, (len(directions), 1)), directions)
-        return (found + found.T) / 2.0
+            matrix[first : first + len(directions)] = self.slope(np.tile(potentials, (len(directions), 1)), directions)
+        return (matrix + matrix.T) / 2.0
 
     def _conditionals(self, potentials: Numbers) -> tuple[list[Numbers], Floats]:
         """Each place's conditional frequencies, and the logarithms of the constants."""
@@ -118,7 +118,7 @@ class Field:
         for clique, home, values in zip(self.cliques, self._homes, parts, strict=True):
             own = values.reshape(count, *self.sizes[list(clique)])
             tables[home] = tables[home] + _into(own, clique, self._families[home])
-        found: list[Numbers] = [np.empty(0)] * len(tables)
+        conditionals: list[Numbers] = [np.empty(0)] * len(tables)
         for at, logs in enumerate(tables):
             most = _most(logs)
             tables[at] = _exponential(logs, most)
@@ -129,13 +129,13 @@ class Field:
             if table.shape[1:] != tuple(size):
                 table = np.broadcast_to(table, (count, *size))
             message = table.sum(axis=-1)
-            found[at] = table / message[..., None]
+            conditionals[at] = table / message[..., None]
             scale = _most(message)
             total += np.log(scale.ravel())
             if (above := self._above[at]) >= 0:
                 message = _into(message / scale, self.parents[at], self._families[above])
                 tables[above] = tables[above] * message + _SMALLEST
-        return found, total
+        return conditionals, total
 
 
 def _most(values: Numbers) -> Floats:
@@ -145,8 +145,8 @@ def _most(values: Numbers) -> Floats:
 
 def _exponential(logs: Numbers, most: Floats) -> Numbers:
     """The exponential over that of ``most``, never 0; of an imaginary part its first order."""
-    found: Numbers = np.exp(np.maximum(logs.real - most, -300.0))
-    return found + 1j * (found * logs.imag) if np.iscomplexobj(logs) else found
+    values: Numbers = np.exp(np.maximum(logs.real - most, -300.0))
+    return values + 1j * (values * logs.imag) if np.iscomplexobj(logs) else values
 
 
 def _into(values: Numbers, columns: Sequence[int], family: Sequence[int]) -> Numbers:
@@ -161,8 +161,8 @@ def _onto(joint: Numbers, family: Sequence[int], columns: Sequence[int]) -> Numb
     """(c, ...) the marginal over ``columns``, in their order, of a table over ``family``."""
     others = tuple(1 + at for at, column in enumerate(family) if column not in columns)
     left = [column for column in family if column in columns]
-    found: Numbers = np.asarray(joint.sum(axis=others))
-    return found.transpose(0, *(1 + left.index(column) for column in columns))
+    marginal: Numbers = np.asarray(joint.sum(axis=others))
+    return marginal.transpose(0, *(1 + left.index(column) for column in columns))
 
 
 def order_of(

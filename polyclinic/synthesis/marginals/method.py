@@ -160,10 +160,10 @@ class Marginals:
         """For each column but the label (cells, K) frequencies, and the label's own, (1, K); cells after ``merged``."""
         tables = split(state["measured 1"], self._sizes(_LABEL, {}))
         own = [*split(merged, self.table.sizes)[:-1], np.zeros(1, dtype=np.int64)]
-        found = [np.zeros((int(numbers.max()) + 1, int(self.table.sizes[-1]))) for numbers in own]
-        for into, numbers, values in zip(found, own, tables, strict=True):
+        by_class = [np.zeros((int(numbers.max()) + 1, int(self.table.sizes[-1]))) for numbers in own]
+        for into, numbers, values in zip(by_class, own, tables, strict=True):
             np.add.at(into, numbers, values.reshape(len(numbers), -1))
-        return found
+        return by_class
 
     def _hides(self, state: Arrays, grouped: Ints) -> bool:
         """Whether no column's table with the label stands four deviations of its noise out of independence."""
@@ -193,18 +193,18 @@ class Marginals:
         errors = self._dependence(state) if round == _SCREEN else self._errors(state)
         errors = errors * (1.0 + np.isin(self._pairs, self.focus).any(axis=1))
         if self.algorithm == "mst":
-            found = spanning_tree(self._pairs, errors, len(self.table.sizes))
+            chosen = spanning_tree(self._pairs, errors, len(self.table.sizes))
         else:
             cells = pair_sizes(self._pairs, merged_sizes(state["merged"], self.table))
             # AIM, equation 1: what a new measurement would still be wrong by, if it were asked alone.
             costs = np.sqrt(2.0 / np.pi) * cells * noise
             most = min(len(self.table.sizes), len(self._pairs))
-            found = worth(
+            chosen = worth(
                 self._pairs, errors, costs, (most, len(self._with_label)), lambda pairs: self._fits(round, state, pairs)
             )
-        if not len(found):
-            found = np.array(sorted(self._chosen(state)), dtype=np.int64).reshape(-1, 2)
-        return np.concatenate([self._with_label, found])
+        if not len(chosen):
+            chosen = np.array(sorted(self._chosen(state)), dtype=np.int64).reshape(-1, 2)
+        return np.concatenate([self._with_label, chosen])
 
     def _dependence(self, state: Arrays) -> Floats:
         """(P,) distance of each screened pair from independence within each class."""
@@ -216,11 +216,13 @@ class Marginals:
 
     def _errors(self, state: Arrays) -> Floats:
         """(P,) distance of each screened pair from the model of what is measured so far."""
-        found = pair_tables(self._fitted(state), state["groups"], self._pairs, _POOL, generator(0, "marginals", "pool"))
+        modelled = pair_tables(
+            self._fitted(state), state["groups"], self._pairs, _POOL, generator(0, "marginals", "pool")
+        )
         noise = float(state["noise 2"]) ** 2
         return np.array([
             distance(screened - own, own.size * noise + 1.0 / _POOL)
-            for screened, own in zip(self._screened(state), found, strict=True)
+            for screened, own in zip(self._screened(state), modelled, strict=True)
         ])  # fmt: skip
 
     def _screened(self, state: Arrays) -> list[Floats]:
@@ -245,22 +247,22 @@ class Marginals:
 
     def _measured(self, state: Arrays, sizes: Ints) -> list[Measured]:
         """The label, every column with it, the chosen pairs, and of the screened ones those that were chosen."""
-        found, classes = [], int(self.table.sizes[-1])
+        marginals, classes = [], int(self.table.sizes[-1])
         own = [*split(state["merged"], self.table.sizes)[:-1], np.zeros(1, dtype=np.int64)]
         for pair, values, numbers in zip(
             self._with_label.tolist(), self._by_class(state, state["merged"]), own, strict=True
         ):
             deviation = np.sqrt(added(np.ones(len(numbers)), numbers)) * float(state["noise 1"])
-            found.append(Measured(tuple(dict.fromkeys(pair)), values.ravel(), np.repeat(deviation, classes)))
+            marginals.append(Measured(tuple(dict.fromkeys(pair)), values.ravel(), np.repeat(deviation, classes)))
         for round in range(_FIRST, self.rounds + 1):
             if f"measured {round}" in state:
                 pairs = state[f"pairs {round}"]
                 tables = split(state[f"measured {round}"], pair_sizes(pairs, sizes))
-                found += [
+                marginals += [
                     Measured(tuple(dict.fromkeys(pair)), values, np.full(len(values), float(state[f"noise {round}"])))
                     for pair, values in zip(pairs.tolist(), tables, strict=True)
                 ]
-        return [*_together(found), *self._screens(state)]
+        return [*_together(marginals), *self._screens(state)]
 
     def _screens(self, state: Arrays) -> list[Measured]:
         chosen, grouped = self._chosen(state), []
@@ -283,21 +285,23 @@ class Marginals:
 
     def synthesizer(self, state: Arrays) -> Synthesizer:
         """What draws rows, with what was released where models can be drawn anew."""
-        found = self._fitted(state)
+        fitted = self._fitted(state)
         evidence = self.evidence(state) if ANSWERED in state else None
-        return replace(found, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)
+        return replace(fitted, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)
 
 
 def _together(measured: Sequence[Measured]) -> list[Measured]:
     """Each clique once: what was measured repeatedly, weighted by inverse variance."""
-    found: dict[Clique, Measured] = {}
-    for one in measured:
-        if before := found.get(one.clique):
-            weights = before.deviation**-2.0, one.deviation**-2.0
+    by_clique: dict[Clique, Measured] = {}
+    for marginal in measured:
+        if before := by_clique.get(marginal.clique):
+            weights = before.deviation**-2.0, marginal.deviation**-2.0
             total = weights[0] + weights[1]
-            one = Measured(one.clique, (before.values * weights[0] + one.values * weights[1]) / total, total**-0.5)
-        found[one.clique] = one
-    return list(found.values())
+            marginal = Measured(
+                marginal.clique, (before.values * weights[0] + marginal.values * weights[1]) / total, total**-0.5
+            )
+        by_clique[marginal.clique] = marginal
+    return list(by_clique.values())
 
 
 def make(
@@ -338,19 +342,21 @@ def make(
 
 def _places(table: Table, focus: str) -> tuple[int, ...]:
     """The columns of cells of the schema's columns that ``focus`` names."""
-    found = {column.name: at for column, at in table.layout.columns}
+    places = {column.name: at for column, at in table.layout.columns}
     names = [name.strip() for name in focus.split("+")] if focus else []
-    if unknown := [name for name in names if name not in found]:
-        raise ConfigError(f"Method option 'focus' names {unknown[0]!r}; allowed are {', '.join(found)}, joined by '+'.")
-    starts = {start for name in names for start in range(found[name].start, found[name].stop)}
-    return tuple(place for place, one in enumerate(table.attributes) if not one.label and one.start in starts)
+    if unknown := [name for name in names if name not in places]:
+        raise ConfigError(
+            f"Method option 'focus' names {unknown[0]!r}; allowed are {', '.join(places)}, joined by '+'."
+        )
+    starts = {start for name in names for start in range(places[name].start, places[name].stop)}
+    return tuple(place for place, column in enumerate(table.attributes) if not column.label and column.start in starts)
 
 
 def _whole(name: str, value: int | str, low: int, high: int) -> int:
     try:
-        found = int(value)
+        number = int(value)
     except ValueError:
-        found = low - 1
-    if not low <= found <= high:
+        number = low - 1
+    if not low <= number <= high:
         raise ConfigError(f"Method option {name!r} is {value!r}; allowed are whole numbers from {low} to {high}.")
-    return found
+    return number

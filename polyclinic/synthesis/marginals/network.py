@@ -68,7 +68,7 @@ class NetworkSynthesizer:
             model: The fitted field and its potentials.
         """
         field, potentials = model
-        conditionals = tuple(found[0] for found in field.conditionals(potentials[None]))
+        conditionals = tuple(conditional[0] for conditional in field.conditionals(potentials[None]))
         fine = shares_within(table, merged, frequencies)
         return cls(table, bins, merged, fine, field.order, field.parents, conditionals)
 
@@ -92,7 +92,7 @@ class NetworkSynthesizer:
         spread = np.sqrt(self.evidence.spread**2 + np.clip(alone, 0.0, 1.0) / self.evidence.patients)
         return [
             replace(
-                self, conditionals=tuple(one[number] for one in drawn), evidence=None,
+                self, conditionals=tuple(conditional[number] for conditional in drawn), evidence=None,
                 fine=shares_within(self.table, self.merged, alone + spread * rng.standard_normal(len(alone))),
             )
             for number in range(count)
@@ -108,12 +108,12 @@ class NetworkSynthesizer:
         """The pairs of columns, by their names, that were measured together; of a column of codes, all of its codes."""
         if self.evidence is None:
             return []
-        names = [one.name for one in self.table.attributes[:-1]] + [self.layout.schema.label.name]
+        names = [attribute.name for attribute in self.table.attributes[:-1]] + [self.layout.schema.label.name]
         pairs = [(names[pair[0]], names[pair[1]]) for pair in sorted(self.evidence.cliques) if len(pair) == 2]
         of, measured = Counter(names), Counter(pairs)
         return [
-            (one, two) for one, two in dict.fromkeys(pairs)
-            if measured[one, two] == (of[one] * of[two] if one != two else of[one] * (of[one] - 1) // 2)
+            (first, second) for first, second in dict.fromkeys(pairs)
+            if measured[first, second] == (of[first] * of[second] if first != second else of[first] * (of[first] - 1) // 2)
         ]  # fmt: skip
 
     def merged_cells(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Ints:
@@ -154,12 +154,12 @@ class NetworkSynthesizer:
 
     def arrays(self) -> Arrays:
         """Frequencies as float32, which is far below their noise."""
-        found = {"merged": self.merged, "fine": self.fine, "order": np.array(self.order)}
+        arrays = {"merged": self.merged, "fine": self.fine, "order": np.array(self.order)}
         for own, above, conditional in zip(self.order, self.parents, self.conditionals, strict=True):
-            found[f"parents {own}"] = np.array(above, dtype=np.int64)
-            found[f"conditional {own}"] = conditional.astype(np.float32)
+            arrays[f"parents {own}"] = np.array(above, dtype=np.int64)
+            arrays[f"conditional {own}"] = conditional.astype(np.float32)
         released = self.evidence.arrays() if self.evidence else {}
-        return found | {_EVIDENCE + name: values for name, values in released.items()}
+        return arrays | {_EVIDENCE + name: values for name, values in released.items()}
 
     def options(self) -> dict[str, Any]:
         return {"bins": self.bins}
@@ -240,11 +240,11 @@ def shares_within(table: Table, merged: Ints, frequencies: Floats) -> Floats:
         merged: (all cells,) the number of each cell after merging.
         frequencies: (all cells,) noisy frequencies of each column.
     """
-    found = []
+    shares = []
     for numbers, own in zip(split(merged, table.sizes), split(frequencies, table.sizes), strict=True):
         positive = np.maximum(own, 0.0)
         total = np.bincount(numbers, positive)[numbers]
-        found.append(
+        shares.append(
             np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1.0 / np.bincount(numbers)[numbers])
         )
-    return np.concatenate(found)
+    return np.concatenate(shares)

@@ -48,14 +48,14 @@ class Evidence:
     spread: Floats
 
     def arrays(self) -> Arrays:
-        found: Arrays = {"patients": np.array(self.patients), "alone": self.alone, "spread": self.spread}
-        for number, one in enumerate(self.measured):
-            found[f"clique {number}"] = np.array(one.clique, dtype=np.int64)
-            found[f"values {number}"] = one.values.astype(np.float64)
-            found[f"deviation {number}"] = one.deviation.astype(np.float64)
-            for axis, groups in enumerate(one.groups or ()):
-                found[f"groups {number} {axis}"] = groups
-        return found
+        arrays: Arrays = {"patients": np.array(self.patients), "alone": self.alone, "spread": self.spread}
+        for number, marginal in enumerate(self.measured):
+            arrays[f"clique {number}"] = np.array(marginal.clique, dtype=np.int64)
+            arrays[f"values {number}"] = marginal.values.astype(np.float64)
+            arrays[f"deviation {number}"] = marginal.deviation.astype(np.float64)
+            for axis, groups in enumerate(marginal.groups or ()):
+                arrays[f"groups {number} {axis}"] = groups
+        return arrays
 
     @classmethod
     def load(cls, arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> Evidence:
@@ -86,12 +86,12 @@ class Evidence:
     @property
     def cliques(self) -> tuple[Clique, ...]:
         """Each measured clique once."""
-        return tuple(dict.fromkeys(one.clique for one in self.measured))
+        return tuple(dict.fromkeys(marginal.clique for marginal in self.measured))
 
     @property
     def numbers(self) -> int:
         """How many numbers were released."""
-        return sum(one.values.size for one in self.measured)
+        return sum(marginal.values.size for marginal in self.measured)
 
 
 def _check(arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: Sequence[Clique]) -> None:
@@ -149,13 +149,13 @@ class Posterior:
 
     @cached_property
     def _values(self) -> Floats:
-        return np.concatenate([one.values.ravel() for one in self.evidence.measured])
+        return np.concatenate([marginal.values.ravel() for marginal in self.evidence.measured])
 
     @cached_property
     def _noise(self) -> Floats:
         """(e,) variance of the noise of each released number."""
         rounding = (_ROUNDING / self.evidence.patients) ** 2
-        return np.concatenate([one.deviation.ravel() ** 2 for one in self.evidence.measured]) + rounding
+        return np.concatenate([marginal.deviation.ravel() ** 2 for marginal in self.evidence.measured]) + rounding
 
     def _weights(self, covariance: Floats) -> tuple[Floats, Floats, Floats]:
         """Of (d, d) covariance of a row's cells: (e, e) precision of what was released, and (d, e) that by cell."""
@@ -198,16 +198,18 @@ class Posterior:
 
     def _start(self) -> Floats:
         """(d,) potentials of independence within the classes of the last column, as far as noise shows them."""
-        found, last = [], len(self.field.sizes) - 1
+        potentials, last = [], len(self.field.sizes) - 1
         floor = np.sqrt(self._noise.min())
         for clique in self.field.cliques:
-            own = [one for one in self.evidence.measured if one.clique == clique and one.groups is None]
+            own = [
+                marginal for marginal in self.evidence.measured if marginal.clique == clique and marginal.groups is None
+            ]
             if not own or clique[-1] != last:
-                found.append(np.zeros(int(np.prod(self.field.sizes[list(clique)]))))
+                potentials.append(np.zeros(int(np.prod(self.field.sizes[list(clique)]))))
                 continue
             values = np.maximum(own[0].values, floor).reshape(self.field.sizes[list(clique)])
-            found.append(np.log(values / values.sum(axis=0) if len(clique) == 2 else values).ravel())
-        return np.concatenate(found)
+            potentials.append(np.log(values / values.sum(axis=0) if len(clique) == 2 else values).ravel())
+        return np.concatenate(potentials)
 
     def _energy(self, places: Floats, precision: Floats) -> tuple[Floats, Floats]:
         """(c,) negative logarithm of the density at (c, d) potentials, but for a number; and (c, e) what pulls there."""
@@ -224,9 +226,9 @@ class Posterior:
 
         def energy(z: Floats) -> tuple[Floats, Floats]:
             places = top + z @ root.T
-            found, pull = self._energy(places, precision)
+            energies, pull = self._energy(places, precision)
             slope = places * self._prior - self.field.slope(places, (self._asked.T @ pull.T).T)
-            return found, slope @ root
+            return energies, slope @ root
 
         z = np.zeros((count, len(top)))
         level, slope = energy(z)

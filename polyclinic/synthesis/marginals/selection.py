@@ -42,13 +42,13 @@ def dependence(pairs: Ints, measured: list[Floats], noise: float, by_class: list
         within.append(np.where(total > 0, positive / np.where(total > 0, total, 1.0), 1.0 / len(own)))
         # No two distributions are further apart than this, however loud the noise in a rare class.
         unsure.append(np.minimum(spread / shares**2, 1.0))
-    found = []
+    distances = []
     for (first, second), table in zip(pairs, measured, strict=True):
         p, q = within[first], within[second]
         each = (p**2).sum(axis=0) * unsure[second] + (q**2).sum(axis=0) * unsure[first]
         expected = table.size * noise**2 + float((shares**2 * each).sum())
-        found.append(distance(table - ((p * shares) @ q.T).ravel(), expected))
-    return np.array(found)
+        distances.append(distance(table - ((p * shares) @ q.T).ravel(), expected))
+    return np.array(distances)
 
 
 def spanning_tree(pairs: Ints, weights: Floats, columns: int) -> Ints:
@@ -65,8 +65,8 @@ def spanning_tree(pairs: Ints, weights: Floats, columns: int) -> Ints:
     edges = csr_matrix((-weights, (pairs[:, 0], pairs[:, 1])), shape=(columns, columns))
     edges.eliminate_zeros()
     first, second = minimum_spanning_tree(edges).nonzero()
-    found = np.sort(np.stack([first, second], axis=1).astype(np.int64), axis=1)
-    return found[np.lexsort(found.T[::-1])]
+    tree = np.sort(np.stack([first, second], axis=1).astype(np.int64), axis=1)
+    return tree[np.lexsort(tree.T[::-1])]
 
 
 def worth(
@@ -90,11 +90,11 @@ def worth(
         gains.append(np.sort(np.maximum(scores, 0.0))[-count:].sum())
     count = int(np.argmax(gains)) + 1
     scores = errors - costs * np.sqrt(count + beside)
-    found: list[tuple[int, int]] = []
+    chosen: list[tuple[int, int]] = []
     for place in np.argsort(-scores, kind="stable"):
-        if scores[place] <= 0 or len(found) == count:
+        if scores[place] <= 0 or len(chosen) == count:
             break
         pair = (int(pairs[place, 0]), int(pairs[place, 1]))
-        if fits([*found, pair]):
-            found.append(pair)
-    return np.array(sorted(found), dtype=np.int64).reshape(-1, 2)
+        if fits([*chosen, pair]):
+            chosen.append(pair)
+    return np.array(sorted(chosen), dtype=np.int64).reshape(-1, 2)

@@ -83,9 +83,9 @@ class Basis:
 
     def forward(self, z: Floats) -> Floats:
         """(n, P) of (n, at least P) rows."""
-        found = z[:, : len(self.centre)] - self.centre
-        found[:, self.nullable] *= 1.0 - z[:, self.missing]
-        return self.turn(found)
+        centred = z[:, : len(self.centre)] - self.centre
+        centred[:, self.nullable] *= 1.0 - z[:, self.missing]
+        return self.turn(centred)
 
     def turn(self, apart: Floats) -> Floats:
         """(n, P) of (n, P) z - centre."""

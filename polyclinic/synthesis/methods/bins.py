@@ -65,11 +65,11 @@ class Bins:
         """(n, Q, most) one-hot bins of each row's numbers; all zero where one is missing."""
         at = np.floor((z[:, self.places] - self.low) / self.width)
         at = np.clip(np.nan_to_num(at), 0, self.counts - 1).astype(np.int64)
-        found = np.zeros((len(z), len(self.places), self.most))
+        hot = np.zeros((len(z), len(self.places), self.most))
         rows, columns = np.ogrid[: len(z), : len(self.places)]
-        found[rows, columns, at] = 1.0
-        found[:, self.missing >= 0] *= z[:, self.missing[self.missing >= 0], None] <= 0.5
-        return found
+        hot[rows, columns, at] = 1.0
+        hot[:, self.missing >= 0] *= z[:, self.missing[self.missing >= 0], None] <= 0.5
+        return hot
 
     def standing_out(self, means: Floats, noise: float, blocks: Ints | None = None) -> Bools:
         """(Q, most) which bins' frequencies stand out of the noise; of a column without such a bin all.
@@ -82,37 +82,37 @@ class Bins:
             blocks: (Q,) how many neighbours, a power of two, may stand out together where none does alone; by default
                 1.
         """
-        found, size = np.zeros(means.shape, dtype=bool), 1
+        standing, size = np.zeros(means.shape, dtype=bool), 1
         while size <= (1 if blocks is None else int(blocks.max(initial=1))):
             padded = np.pad(means, ((0, 0), (0, -means.shape[1] % size)))
             together = padded.reshape(len(means), padded.shape[1] // size, size).sum(
                 axis=2
             ) > _ABOVE_NOISE * noise * np.sqrt(size)
             own = np.repeat(together, size, axis=1)[:, : means.shape[1]]
-            found |= own if blocks is None else own & (blocks[:, None] >= size)
+            standing |= own if blocks is None else own & (blocks[:, None] >= size)
             size *= 2
-        found &= self.used
-        return found | (self.used & ~found.any(axis=1, keepdims=True))
+        standing &= self.used
+        return standing | (self.used & ~standing.any(axis=1, keepdims=True))
 
     def scores(self, z: Floats, distributions: Floats) -> Floats:
         """(n, Q) standard normal scores of the numbers of (n, D) rows, under (Q, most) distributions: what ``quantiles`` takes
         their chances back to. Those of whole numbers are of the middle of their bins, and scaled to a variance of 1.
         """
-        found, middles = np.empty((len(z), len(self.places))), self.middle_scores(distributions)
+        scores, middles = np.empty((len(z), len(self.places))), self.middle_scores(distributions)
         for column, (distribution, place) in enumerate(zip(distributions, self.places, strict=True)):
             at = np.clip((z[:, place] - self.low[column]) / self.width[column], 0.0, self.counts[column])
             if self.whole[column]:
-                found[:, column] = middles[column, np.minimum(at, self.counts[column] - 1).astype(np.int64)]
+                scores[:, column] = middles[column, np.minimum(at, self.counts[column] - 1).astype(np.int64)]
             else:
                 upto = np.append(0.0, np.cumsum(distribution))
-                found[:, column] = _normal(np.interp(at, np.arange(len(upto)), upto))
-        return found
+                scores[:, column] = _normal(np.interp(at, np.arange(len(upto)), upto))
+        return scores
 
     def middle_scores(self, distributions: Floats) -> Floats:
         """(Q, most) scores of the middles of bins, with a mean square of 1."""
-        found = _normal(np.cumsum(distributions, axis=1) - distributions / 2)
-        found /= np.maximum(np.sqrt((distributions * found**2).sum(axis=1, keepdims=True)), 0.1)
-        return np.where(self.used, found, 0.0)
+        scores = _normal(np.cumsum(distributions, axis=1) - distributions / 2)
+        scores /= np.maximum(np.sqrt((distributions * scores**2).sum(axis=1, keepdims=True)), 0.1)
+        return np.where(self.used, scores, 0.0)
 
     def constant(self, distributions: Floats) -> Bools:
         """(Q,) which columns are one whole number for all, under (Q, most) distributions; its score is 0."""
@@ -121,12 +121,12 @@ class Bins:
 
     def quantiles(self, chance: Floats, distributions: Floats) -> Floats:
         """(n, Q) numbers at (n, Q) chances, under (Q, most) distributions that are even within bins."""
-        found = np.empty_like(chance)
+        values = np.empty_like(chance)
         for column, (distribution, low, width) in enumerate(zip(distributions, self.low, self.width, strict=True)):
             upto = np.concatenate([[0.0], np.cumsum(distribution)])
             edges = low + width * np.arange(len(upto))
-            found[:, column] = np.interp(chance[:, column] * upto[-1], upto, edges)
-        return found
+            values[:, column] = np.interp(chance[:, column] * upto[-1], upto, edges)
+        return values
 
 
 def _within(places: Ints, at: slice) -> Bools:

@@ -93,9 +93,9 @@ def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
     frequencies, mean, variance = found["frequencies"], found["mean"], found["variance"]
     bias = np.log(found["shares"]) - 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=1)
     weights = np.zeros_like(frequencies)
-    one = frequencies[:, hot.singles]
-    weights[:, hot.singles] = np.log(one / (1.0 - one))
-    bias += np.log1p(-one).sum(axis=1)
+    chance = frequencies[:, hot.singles]
+    weights[:, hot.singles] = np.log(chance / (1.0 - chance))
+    bias += np.log1p(-chance).sum(axis=1)
     for group, at in enumerate(hot.groups):
         chances = np.log(np.maximum(hot.chances(frequencies, group), 1e-6))
         none = chances[:, -1:] if hot.none[group] else np.zeros((len(chances), 1))
@@ -138,22 +138,22 @@ class LatentClasses(RowsByClass):
         }
 
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
-        rows, found, hot = len(y), self.numbers, Hot.of(self.layout, self.most)
+        rows, numbers, hot = len(y), self.numbers, Hot.of(self.layout, self.most)
         basis, bins = Basis.of(self.layout).of_scores(), Bins.of(self.layout, self.bins)
-        latent = picked(found["weights"][y], rng)
-        both = y * found["weights"].shape[1] + latent
-        z[:, hot.places] = hot.drawn(found["frequencies"], both, rng, sets=False)
+        latent = picked(numbers["weights"][y], rng)
+        both = y * numbers["weights"].shape[1] + latent
+        z[:, hot.places] = hot.drawn(numbers["frequencies"], both, rng, sets=False)
         u = np.zeros((rows, len(basis.numeric)))
-        u[:, basis.numeric] = found["mean"][latent] + np.sqrt(found["variance"][latent]) * rng.standard_normal(
+        u[:, basis.numeric] = numbers["mean"][latent] + np.sqrt(numbers["variance"][latent]) * rng.standard_normal(
             (rows, int(basis.numeric.sum()))
         )
-        scores = basis.turned(u)[:, bins.places] + found["shift"][y]
-        z[:, bins.places] = bins.quantiles(ndtr(scores), found["histograms"])
+        scores = basis.turned(u)[:, bins.places] + numbers["shift"][y]
+        z[:, bins.places] = bins.quantiles(ndtr(scores), numbers["histograms"])
         for number, at in enumerate(hot.sets):
-            count = picked(found["counts"][latent, number], rng)
+            count = picked(numbers["counts"][latent, number], rng)
             for first in range(0, rows, _ROWS):
                 part = slice(first, first + _ROWS)
-                z[part, hot.places[at]] = chosen_codes(found["frequencies"][:, at], both[part], count[part], rng)
+                z[part, hot.places[at]] = chosen_codes(numbers["frequencies"][:, at], both[part], count[part], rng)
 
 
 def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.Generator) -> Floats:
@@ -170,9 +170,9 @@ def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.
     chance = rng.random((len(latent), frequencies.shape[1]))
     height = np.log(frequencies / (1.0 - frequencies))[latent] + np.log(chance / (1.0 - chance))
     order = np.argsort(-height, axis=1)
-    found = np.zeros_like(height)
-    np.put_along_axis(found, order, (np.arange(height.shape[1]) < count[:, None]).astype(np.float64), axis=1)
-    return found
+    chosen = np.zeros_like(height)
+    np.put_along_axis(chosen, order, (np.arange(height.shape[1]) < count[:, None]).astype(np.float64), axis=1)
+    return chosen
 
 
 def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floats) -> Floats:
@@ -193,12 +193,12 @@ def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floa
     many = np.minimum(size, frequencies.shape[1] - 1e-3)[None, :]
     for _ in range(_CALIBRATIONS):
         drawn = np.zeros_like(wanted)
-        for one, share in enumerate(shares):
-            chance = expit(logits[one] + factor[one][:, None])
+        for number, share in enumerate(shares):
+            chance = expit(logits[number] + factor[number][:, None])
             # Newton's step towards the number of codes, kept short.
             step = (many[0] - chance.sum(axis=1)) / np.maximum((chance * (1.0 - chance)).sum(axis=1), 1e-3)
-            factor[one] += np.clip(step, -1.0, 1.0)
-            drawn += share * (counts[one, 1:] @ chance[1:])
+            factor[number] += np.clip(step, -1.0, 1.0)
+            drawn += share * (counts[number, 1:] @ chance[1:])
         logits += np.clip(np.log(wanted / np.maximum(drawn, 1e-12)), -0.5, 0.5)
     return np.asarray(np.clip(expit(logits), 1e-7, 0.999))
 

@@ -113,8 +113,8 @@ def shrunk(values: Floats, noise: float) -> Floats:
     weights = np.full(len(spreads), 1.0 / len(spreads))
     for _ in range(_STEPS):
         weights = (likely * weights / (likely @ weights)[:, None]).mean(axis=0)
-    kept = (likely * weights) @ (spreads / (spreads + noise**2)) / (likely @ weights)
-    return np.asarray(values * np.interp(np.abs(values), heights, kept))
+    factors = (likely * weights) @ (spreads / (spreads + noise**2)) / (likely @ weights)
+    return np.asarray(values * np.interp(np.abs(values), heights, factors))
 
 
 def quietened(matrix: Floats, noise: float) -> Floats:

@@ -47,9 +47,9 @@ class RowsByClass(ABC):
         for name, value in given.items():
             if value > _MOST_OPTION:
                 raise DataError(f"the option {name!r} is {value}; allowed are whole numbers up to {_MOST_OPTION}")
-        found = cls(layout, dict(arrays), **given)
-        check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **found.allowed()})
-        return found
+        synthesizer = cls(layout, dict(arrays), **given)
+        check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **synthesizer.allowed()})
+        return synthesizer
 
     @abstractmethod
     def allowed(self) -> dict[str, Numbers]:

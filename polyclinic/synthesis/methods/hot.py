@@ -64,47 +64,47 @@ class Hot:
 
     def values(self, z: Floats) -> Floats:
         """(n, H) 0/1 numbers; missing ones 0; a set of more than ``most`` codes is shortened to the length of ``most``."""
-        found = (z[:, self.places] > 0.5).astype(np.float64)
-        found[:, self.cells[0]] *= 1.0 - found[:, self.cells[1]]
+        hot = (z[:, self.places] > 0.5).astype(np.float64)
+        hot[:, self.cells[0]] *= 1.0 - hot[:, self.cells[1]]
         for at in self.groups:
-            found[:, at] /= np.maximum(found[:, at].sum(axis=1, keepdims=True), 1.0)
+            hot[:, at] /= np.maximum(hot[:, at].sum(axis=1, keepdims=True), 1.0)
         for at in self.sets:
-            found[:, at] *= np.sqrt(
-                np.minimum(1.0, self.most / np.maximum(found[:, at].sum(axis=1, keepdims=True), 1.0))
-            )
-        return found
+            hot[:, at] *= np.sqrt(np.minimum(1.0, self.most / np.maximum(hot[:, at].sum(axis=1, keepdims=True), 1.0)))
+        return hot
 
     def counts(self, z: Floats) -> Floats:
         """(n, sets, most + 1) one-hot numbers of codes in each set, from 0 to ``most``."""
-        found = np.zeros((len(z), len(self.sets), self.most + 1))
+        counts = np.zeros((len(z), len(self.sets), self.most + 1))
         for number, at in enumerate(self.sets):
             codes = (z[:, self.places[at]] > 0.5).sum(axis=1)
-            found[np.arange(len(z)), number, np.minimum(codes, self.most)] = 1.0
-        return found
+            counts[np.arange(len(z)), number, np.minimum(codes, self.most)] = 1.0
+        return counts
 
     def frequencies(self, means: Floats) -> Floats:
         """(C, H) frequencies of cells that are there, the nearest to noisy (C, H) means of ``values`` that can be."""
-        found = np.clip(means, _RARE, 1.0 - _RARE)
+        frequencies = np.clip(means, _RARE, 1.0 - _RARE)
         for at, none in zip(self.groups, self.none, strict=True):
             free = np.maximum(means[:, at].sum(axis=1, keepdims=True), _RARE)
             own = on_simplex(means[:, at] / (1.0 if none else free), 1.0)
-            found[:, at] = np.where(none & (free <= 1.0), found[:, at], np.maximum(own, _RARE))
+            frequencies[:, at] = np.where(none & (free <= 1.0), frequencies[:, at], np.maximum(own, _RARE))
         for at in self.sets:
             # A sum of many clipped noises would be too large.
             total = np.maximum(means[:, at].sum(axis=1), _RARE)
-            own = np.stack([on_simplex(row, one) for row, one in zip(means[:, at], total, strict=True)])
-            found[:, at] = np.clip(own, _RARE, 1.0 - _RARE)
+            own = np.stack([on_simplex(row, size) for row, size in zip(means[:, at], total, strict=True)])
+            frequencies[:, at] = np.clip(own, _RARE, 1.0 - _RARE)
         cell, indicator = self.cells
-        found[:, cell] = np.clip(found[:, cell] / np.maximum(1.0 - found[:, indicator], 0.05), _RARE, 1.0 - _RARE)
-        return found
+        frequencies[:, cell] = np.clip(
+            frequencies[:, cell] / np.maximum(1.0 - frequencies[:, indicator], 0.05), _RARE, 1.0 - _RARE
+        )
+        return frequencies
 
     def chances(self, frequencies: Floats, group: int) -> Floats:
         """(C, m + 1) of a group's numbers, and of none of them, from (C, H)."""
         own = frequencies[:, self.groups[group]]
         rest = np.maximum(1.0 - own.sum(axis=1, keepdims=True), 0.0) if self.none[group] else np.zeros((len(own), 1))
-        found: Floats = np.concatenate([own, rest], axis=1)
-        found /= found.sum(axis=1, keepdims=True)
-        return found
+        chances: Floats = np.concatenate([own, rest], axis=1)
+        chances /= chances.sum(axis=1, keepdims=True)
+        return chances
 
     def drawn(self, frequencies: Floats, rows: Ints, rng: np.random.Generator, sets: bool = True) -> Floats:
         """(n, H) rows, each number for itself but those of groups.
@@ -115,12 +115,12 @@ class Hot:
             rng: The source of random numbers.
             sets: Whether codes of sets are drawn too; otherwise they are 0.
         """
-        found = np.zeros((len(rows), len(self.places)))
+        hot = np.zeros((len(rows), len(self.places)))
         codes = [np.arange(at.start, at.stop) for at in self.sets] if sets else []
         for alone in (self.singles, *codes):
-            found[:, alone] = rng.random((len(rows), len(alone))) < frequencies[:, alone][rows]
+            hot[:, alone] = rng.random((len(rows), len(alone))) < frequencies[:, alone][rows]
         for group, at in enumerate(self.groups):
             upto = np.cumsum(self.chances(frequencies, group), axis=1)[rows]
             best = (upto <= rng.random((len(rows), 1)) * upto[:, -1:]).sum(axis=1)
-            found[:, at] = np.eye(at.stop - at.start + 1)[np.minimum(best, at.stop - at.start)][:, :-1]
-        return found
+            hot[:, at] = np.eye(at.stop - at.start + 1)[np.minimum(best, at.stop - at.start)][:, :-1]
+        return hot

@@ -124,6 +124,6 @@ class Columns(RowsByClass):
         block = y if len(self.numbers["frequencies"]) > 1 else np.zeros(len(y), dtype=np.int64)
         z[:, hot.places] = hot.drawn(self.numbers["frequencies"], block, rng)
         chance = rng.random((len(y), len(bins.places)))
-        for one in np.unique(block):
-            at = np.flatnonzero(block == one)
-            z[np.ix_(at, bins.places)] = bins.quantiles(chance[at], self.numbers["histograms"][one])
+        for number in np.unique(block):
+            at = np.flatnonzero(block == number)
+            z[np.ix_(at, bins.places)] = bins.quantiles(chance[at], self.numbers["histograms"][number])

@@ -79,8 +79,8 @@ class Latent:
         scored = {"histograms": state["histograms"]}
         if round == 2:
             return {**scored, "watched": state["watched"]}
-        found = self._beginning(state) if round == 3 else evidence(self._classes_of(state), self._hot)
-        return {**scored, **dict(zip(("bias", "weights"), found, strict=True))}
+        coefficients = self._beginning(state) if round == 3 else evidence(self._classes_of(state), self._hot)
+        return {**scored, **dict(zip(("bias", "weights"), coefficients, strict=True))}
 
     def size(self, round: int, question: Arrays) -> int:
         if round == 1:
@@ -170,41 +170,41 @@ class Latent:
         binned = binned.reshape(len(shares), *self._bins.used.shape)
         there = self._bins.standing_out(binned.sum(axis=0), noise * np.sqrt(len(shares)))
         histograms = distributions(binned.sum(axis=0), there)
-        found = {
+        columns = {
             "hot": hot.sum(axis=0), "counts": counts.sum(axis=0), "histograms": histograms, "alone": hot,
             "alone_noise": np.array([noise]),
         }  # fmt: skip
         # A score's deviation is 1 and that of a 0/1 number at most a half.
         later = noise / self._length * self._length_by_label / np.sqrt(_BY_LABEL * (self.rounds - 1))
         moved = 2.0 * later / float(shares.min())
-        return {**state, **found, "watched": self._watch(found["hot"]), MOVED: np.array(moved)}
+        return {**state, **columns, "watched": self._watch(columns["hot"]), MOVED: np.array(moved)}
 
     def synthesizer(self, state: Arrays) -> LatentClasses:
-        found, labels = self._classes_of(state), self.layout.classes
-        absent = self._absent(found["frequencies"])
+        numbers, labels = self._classes_of(state), self.layout.classes
+        absent = self._absent(numbers["frequencies"])
         # Missing cells stood at 0 in the sums.
-        square = (found["variance"] + found["mean"] ** 2) / (1.0 - absent)
-        mean = found["mean"] / (1.0 - absent)
-        variance = np.maximum(square - mean**2, found["variance"])
-        of_class = self._hot.chances(found["frequencies"], len(self._hot.groups) - 1)[:, :-1]
-        weights = (found["shares"][:, None] * of_class).T
+        square = (numbers["variance"] + numbers["mean"] ** 2) / (1.0 - absent)
+        mean = numbers["mean"] / (1.0 - absent)
+        variance = np.maximum(square - mean**2, numbers["variance"])
+        of_class = self._hot.chances(numbers["frequencies"], len(self._hot.groups) - 1)[:, :-1]
+        weights = (numbers["shares"][:, None] * of_class).T
         weights /= weights.sum(axis=1, keepdims=True)
         of_label, scores = self._by_label(state)
-        wanted, frequencies = self._hot.frequencies(of_label), np.tile(found["frequencies"], (labels, 1, 1))
+        wanted, frequencies = self._hot.frequencies(of_label), np.tile(numbers["frequencies"], (labels, 1, 1))
         for label in range(labels):
             own = frequencies[label]
             own[:] = tilted(own, weights[label], wanted[label])
             for number, at in enumerate(self._hot.sets):
-                counts = found["counts"][:, number]
-                own[:, at] = calibrated(found["frequencies"][:, at], weights[label], counts, wanted[label, at])
-        mean, variance = self._standard(found["shares"], mean, variance)
+                counts = numbers["counts"][:, number]
+                own[:, at] = calibrated(numbers["frequencies"][:, at], weights[label], counts, wanted[label, at])
+        mean, variance = self._standard(numbers["shares"], mean, variance)
         middle = self._basis.turned(self._in_place(mean))[:, self._bins.places]
         changed = {
             "mean": mean, "variance": variance, "weights": weights, "histograms": state["histograms"],
             "shift": scores - weights @ middle,
             "frequencies": frequencies.reshape(labels * self.classes, -1),
         }  # fmt: skip
-        return LatentClasses(self.layout, {**found, **changed}, self.most, self.bins)
+        return LatentClasses(self.layout, {**numbers, **changed}, self.most, self.bins)
 
     def _by_label(self, state: Arrays) -> tuple[Floats, Floats]:
         """(K, H) frequencies of 0/1 numbers and (K, Q) means of scores within the classes of the label, by all rounds."""
@@ -220,8 +220,8 @@ class Latent:
         nullable = self._bins.missing >= 0
         here = np.cumsum(~self.layout.numeric) - 1
         absent[:, nullable] = np.clip(of_label[:, here[self._bins.missing[nullable]]], 0.0, 1.0 - _SELDOM)
-        found = class_means(_RADIUS * scores / shares[:, None], shares, _RADIUS * noise)
-        return of_label, found / (1.0 - absent)
+        means = class_means(_RADIUS * scores / shares[:, None], shares, _RADIUS * noise)
+        return of_label, means / (1.0 - absent)
 
     def _standard(self, shares: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
         """Means and variances of components of scores whose mean square is 1, as shortened rows do not leave it."""
@@ -233,9 +233,9 @@ class Latent:
 
     def _in_place(self, components: Floats) -> Floats:
         """(C, P) rows of (C, Q) numeric components."""
-        found = np.zeros((len(components), len(self._basis.numeric)))
-        found[:, self._basis.numeric] = components
-        return found
+        rows = np.zeros((len(components), len(self._basis.numeric)))
+        rows[:, self._basis.numeric] = components
+        return rows
 
     @cached_property
     def _basis(self) -> Basis:
@@ -306,9 +306,9 @@ class Latent:
 
     def _short_scores(self, z: Floats, scored: Floats) -> Floats:
         """(n, Q) scores of rows, 0 where a cell is missing, by ``_RADIUS``: of length at most the root of Q."""
-        found, may_miss = scored[:, self._bins.places], self._bins.missing >= 0
-        found[:, may_miss] *= 1.0 - z[:, self._bins.missing[may_miss]]
-        return shortened(found / _RADIUS, float(np.sqrt(len(self._bins.places))))
+        scores, may_miss = scored[:, self._bins.places], self._bins.missing >= 0
+        scores[:, may_miss] *= 1.0 - z[:, self._bins.missing[may_miss]]
+        return shortened(scores / _RADIUS, float(np.sqrt(len(self._bins.places))))
 
     def _split(self, means: Floats) -> Sums:
         """Of (C, 1 + features) sums of vectors."""

@@ -52,9 +52,9 @@ class Mixture:
             raise DataError(
                 f"A mixture of {len(synthesizers)} synthesizers has {len(weights)} weights; it needs one for each."
             )
-        found = np.maximum(np.asarray(weights, dtype=np.float64), 0.0)
-        found = found if found.sum() > 0 else np.ones(len(found))
-        return cls(synthesizers[0].layout, tuple(synthesizers), found / found.sum())
+        shares = np.maximum(np.asarray(weights, dtype=np.float64), 0.0)
+        shares = shares if shares.sum() > 0 else np.ones(len(shares))
+        return cls(synthesizers[0].layout, tuple(synthesizers), shares / shares.sum())
 
     @property
     def classes(self) -> Floats:
@@ -82,16 +82,16 @@ class Mixture:
         parts = []
         own = {name: values for name, values in arrays.items() if "." not in name}
         check_arrays(own, {"weights": Numbers((len(options["parts"]),), shares=True)})
-        for number, one in enumerate(options["parts"]):
-            if not str(one["kind"]).startswith("polyclinic."):
-                raise ValueError(f"a part of a mixture is of kind {one['kind']!r}")
-            parts.append(made_again(layout, one, under(arrays, f"{number}.")))
+        for number, part in enumerate(options["parts"]):
+            if not str(part["kind"]).startswith("polyclinic."):
+                raise ValueError(f"a part of a mixture is of kind {part['kind']!r}")
+            parts.append(made_again(layout, part, under(arrays, f"{number}.")))
         return cls(layout, tuple(parts), np.asarray(arrays["weights"]))
 
     def arrays(self) -> Arrays:
         """Those of part n are named ``n.name``."""
-        found = {f"{n}.{name}": value for n, part in enumerate(self.parts) for name, value in part.arrays().items()}
-        return {"weights": self.weights, **found}
+        arrays = {f"{n}.{name}": value for n, part in enumerate(self.parts) for name, value in part.arrays().items()}
+        return {"weights": self.weights, **arrays}
 
     def options(self) -> dict[str, Any]:
         return {"parts": [described(part) for part in self.parts]}

@@ -119,7 +119,7 @@ class Moments:
             varying = int((~self._bins.constant(state["histograms"])).sum())
             means, covariances = self._standard(means, covariances, shares, varying)
         made = [one_class(places, *moments) for moments in zip(means, covariances, strict=True)]
-        arrays = {name: np.stack([one[name] for one in made]) for name in made[0]}
+        arrays = {name: np.stack([moments_of_class[name] for moments_of_class in made]) for name in made[0]}
         scored = {"histograms": state["histograms"]} if self.rounds == 2 else {}
         return Gaussian(self.layout, {"classes": shares, **arrays, **scored}, self.bins)
 
@@ -156,9 +156,9 @@ class Moments:
 
     def _scores(self, z: Floats, question: Arrays) -> Floats:
         """(n, D) rows whose numbers are normal scores."""
-        found = np.array(z)
-        found[:, self._bins.places] = self._bins.scores(z, question["histograms"])
-        return found
+        rows = np.array(z)
+        rows[:, self._bins.places] = self._bins.scores(z, question["histograms"])
+        return rows
 
     def _standard(self, means: Floats, covariances: Floats, shares: Floats, varying: int) -> tuple[Floats, Floats]:
         """Moments of scores whose mean square is 1 in the ``varying`` columns, which shortening lowers."""
@@ -203,20 +203,20 @@ def present(
     if not len(basis.nullable):
         return means, squares - means[:, :, None] * means[:, None, :], np.ones(len(shares))
     here, missing, every = basis.nullable, basis.missing, np.arange(means.shape[1])
-    one, two = basis.turned(means), np.stack([basis.turned_square(square) for square in squares])
-    absent, together = np.zeros(one.shape), np.zeros(two.shape)
-    absent[:, here] = np.clip(class_means(one[:, missing], shares, noise[0]), 0.0, 1.0 - _SELDOM)
+    linear, quadratic = basis.turned(means), np.stack([basis.turned_square(square) for square in squares])
+    absent, together = np.zeros(linear.shape), np.zeros(quadratic.shape)
+    absent[:, here] = np.clip(class_means(linear[:, missing], shares, noise[0]), 0.0, 1.0 - _SELDOM)
     rows, columns = np.triu_indices(len(here), 1)
-    pair = class_means(two[:, missing, missing][:, rows, columns], shares, noise[1] / np.sqrt(2.0))
+    pair = class_means(quadratic[:, missing, missing][:, rows, columns], shares, noise[1] / np.sqrt(2.0))
     together[:, here[rows], here[columns]] = together[:, here[columns], here[rows]] = pair
     first, second = absent[:, :, None], absent[:, None, :]
     together = np.clip(together, np.maximum(first + second - 1.0, 0.0), np.minimum(first, second))
     together[:, every, every] = absent
     both = 1.0 - first - second + together
-    seen = one / (1.0 - absent)
+    seen = linear / (1.0 - absent)
     # (i, j): the sum of number i where j is missing, less what it would be if i were there as elsewhere; a cell is never both.
-    apart = np.zeros(two.shape)
-    lost = two[:, :, missing] - seen[:, :, None] * (second - together)[:, :, here]
+    apart = np.zeros(quadratic.shape)
+    lost = quadratic[:, :, missing] - seen[:, :, None] * (second - together)[:, :, here]
     lost[:, here, np.arange(len(here))] = 0.0
     apart[:, :, here] = [
         shrunk(sums.ravel(), noise[1] / np.sqrt(2.0) / share).reshape(sums.shape)
@@ -224,6 +224,6 @@ def present(
     ]
     seldom, both = both < _SELDOM, np.maximum(both, _SELDOM)
     where = seen[:, :, None] - apart / both
-    covariances = np.where(seldom, 0.0, two / both - where * where.transpose(0, 2, 1))
+    covariances = np.where(seldom, 0.0, quadratic / both - where * where.transpose(0, 2, 1))
     longer = np.sqrt((np.where(seldom, 0.0, 1.0 / both) ** 2).mean(axis=(1, 2)))
     return basis.turn(seen), np.stack([basis.square_of(covariance) for covariance in covariances]), longer

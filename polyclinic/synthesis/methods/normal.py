@@ -50,9 +50,9 @@ class Places:
 
 def group_frequencies(values: Floats, none: bool) -> Floats:
     """(m + 1,) frequencies of a group's numbers and of none of them, from their (m,) noisy means."""
-    kept = np.maximum(values, _RARE)
-    rest = max(1.0 - float(kept.sum()), _RARE) if none else 0.0
-    return np.asarray(np.append(kept, rest) / (kept.sum() + rest))
+    floored = np.maximum(values, _RARE)
+    rest = max(1.0 - float(floored.sum()), _RARE) if none else 0.0
+    return np.asarray(np.append(floored, rest) / (floored.sum() + rest))
 
 
 def race(frequencies: Floats) -> Floats:
@@ -67,16 +67,16 @@ def race(frequencies: Floats) -> Floats:
         product = below.prod(axis=1, keepdims=True) / np.maximum(below, 1e-300)
         wins = np.maximum((weights[:, None] * density * product).sum(axis=0), 1e-12)
         biases = biases + 0.5 * np.log(wanted * wins.sum() / wins)
-    found = np.full(len(frequencies), -np.inf)
-    found[runs] = biases - biases.max()
-    return found
+    offsets = np.full(len(frequencies), -np.inf)
+    offsets[runs] = biases - biases.max()
+    return offsets
 
 
 def cuts(places: Places, mean: Floats) -> Floats:
     """(P,) above which a standard normal beneath a single 0/1 number makes it 1."""
-    found = np.zeros_like(mean)
-    found[places.single] = -ndtri(np.clip(mean[places.single], _RARE, 1.0 - _RARE))
-    return found
+    thresholds = np.zeros_like(mean)
+    thresholds[places.single] = -ndtri(np.clip(mean[places.single], _RARE, 1.0 - _RARE))
+    return thresholds
 
 
 def beneath(places: Places, mean: Floats, covariance: Floats) -> tuple[Floats, Floats]:
@@ -124,8 +124,8 @@ def one_class(places: Places, mean: Floats, covariance: Floats) -> Arrays:
     for number, (at, empty) in enumerate(zip(places.groups, places.none, strict=True)):
         frequencies = group_frequencies(mean[at], empty)
         share[at] = frequencies[:-1]
-        found = race(frequencies)
-        biases[at], none[number] = found[:-1], found[-1]
+        offsets = race(frequencies)
+        biases[at], none[number] = offsets[:-1], offsets[-1]
     deviation, root = beneath(places, share, covariance)
     return {
         "mean": mean, "deviation": deviation, "root": root, "cuts": cuts(places, mean), "biases": biases, "none": none,
@@ -175,8 +175,8 @@ def normals_of(layout: Layout) -> dict[str, Numbers]:
 
 def histograms_of(layout: Layout, bins: int) -> Numbers:
     """What histograms of a layout's numbers are."""
-    found = Bins.of(layout, bins)
-    return Numbers(found.used.shape, shares=bool(len(found.places)))
+    binned = Bins.of(layout, bins)
+    return Numbers(binned.used.shape, shares=bool(len(binned.places)))
 
 
 @dataclass(frozen=True, eq=False)

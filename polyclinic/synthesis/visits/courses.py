@@ -92,7 +92,7 @@ def transitions(line: Timeline, step: Arrays, histograms: Floats, bins: int, hid
     scored = np.flatnonzero(numeric)
     flat[:, scored] |= Bins.of(line.step, bins).constant(histograms)
     weights, innovation, trend = zip(
-        *(_transition(root @ root.T, at, *one) for root, *one in zip(step["root"], flat, hidden, strict=True)),
+        *(_transition(root @ root.T, at, *numbers) for root, *numbers in zip(step["root"], flat, hidden, strict=True)),
         strict=True,
     )
     return {
@@ -107,8 +107,8 @@ def _transition(correlations: Floats, at: Parts, still: Bools, hidden: float) ->
     even = correlations.copy()
     within = (correlations[np.ix_(before, before)] + correlations[np.ix_(now, now)]) / 2
     with_others = (correlations[np.ix_(others, before)] + correlations[np.ix_(others, now)]) / 2
-    for one in (before, now):
-        even[np.ix_(one, one)], even[np.ix_(others, one)], even[np.ix_(one, others)] = (
+    for visit in (before, now):
+        even[np.ix_(visit, visit)], even[np.ix_(others, visit)], even[np.ix_(visit, others)] = (
             within,
             with_others,
             with_others.T,
@@ -168,12 +168,12 @@ class Courses(RowsByClass):
             z[of_class] = rows
 
     def _fill_class(self, z: Floats, label: int, rng: np.random.Generator) -> None:
-        line, at, found = self._line, Parts.of(self._line), self.numbers
+        line, at, numbers = self._line, Parts.of(self._line), self.numbers
         own, visit, first, last = self._begin(z, label, rng)
         cells, gaps = np.full((len(z), line.steps, len(at.now)), np.nan), np.zeros((len(z), line.steps))
         begun = last >= 0
         cells[begun, first[begun]] = visit[begun]
-        location, scale = found["location"][label], found["scale"][label]
+        location, scale = numbers["location"][label], numbers["scale"][label]
         given = np.concatenate([at.own, at.between[:1], at.before])
         wanted = np.concatenate([at.between[1:], at.now])
         places, between = self._step_scores, at.between[0]
@@ -184,9 +184,9 @@ class Courses(RowsByClass):
             varies = scale[given] > 0
             heights = np.where(varies, heights - location[given], 0.0) / np.where(varies, scale[given], 1.0)
             # The visit before was a step earlier on the trend.
-            heights[:, -len(at.before) :] += found["trend"][label] * (units[step] - units[step - 1])
-            now = heights @ found["weights"][label].T
-            now += rng.standard_normal(now.shape) @ found["innovation"][label]
+            heights[:, -len(at.before) :] += numbers["trend"][label] * (units[step] - units[step - 1])
+            now = heights @ numbers["weights"][label].T
+            now += rng.standard_normal(now.shape) @ numbers["innovation"][label]
             gap, now = np.split(location[wanted] + scale[wanted] * now, [len(at.between) - 1], axis=1)
             cells[here, step] = now
             if line.time:
@@ -241,14 +241,14 @@ class Courses(RowsByClass):
 
     def _write(self, z: Floats, cells: Floats, label: int, span: tuple[Ints, Ints]) -> None:
         """Trajectories, from (n, steps, values and indicators) heights, NaN where there is no visit."""
-        line, at, found = self._line, Parts.of(self._line), self.numbers
+        line, at, numbers = self._line, Parts.of(self._line), self.numbers
         bins, measured = Bins.of(line.visit, self.bins), len(line.measured)
-        begun_cuts, step_cuts = found["begun_cuts"][label][at.begun_visit], found["step_cuts"][label][at.now]
+        begun_cuts, step_cuts = numbers["begun_cuts"][label][at.begun_visit], numbers["step_cuts"][label][at.now]
         for step in range(line.steps):
             here = np.flatnonzero((span[0] <= step) & (step <= span[1]))
-            values = bins.quantiles(ndtr(cells[here, step, :measured]), found["visit"])
+            values = bins.quantiles(ndtr(cells[here, step, :measured]), numbers["visit"])
             cuts = np.where((span[0][here] == step)[:, None], begun_cuts, step_cuts)[:, measured:]
-            cuts = np.where(found["missing"][at.missing] > 0, cuts, _NEVER)
+            cuts = np.where(numbers["missing"][at.missing] > 0, cuts, _NEVER)
             missing = np.ones((len(z), measured))
             missing[here] = 0.0
             missing[np.ix_(here, at.missing)] = cells[here, step, measured:] > cuts
@@ -266,18 +266,18 @@ class Courses(RowsByClass):
         They count from the first visit where the last visits have the larger times, and otherwise back from the last.
         gaps: (n, steps) scores of the time since the visit before.
         """
-        line, found, steps = self._line, self.numbers, np.arange(self._line.steps)
+        line, numbers, steps = self._line, self.numbers, np.arange(self._line.steps)
         assert line.time_at is not None
         between = Bins.of(line.between, self.bins)
         chances = np.full((gaps.size, 2), 0.5)
         chances[:, 1] = ndtr(gaps).reshape(-1)
-        since = _share(line.between, between.quantiles(chances, found["between"]), 1).reshape(gaps.shape)
+        since = _share(line.between, between.quantiles(chances, numbers["between"]), 1).reshape(gaps.shape)
         since *= (first[:, None] < steps) & (steps <= last[:, None])
         ends = Bins.of(line.ends, self.bins)
-        drawn_ends = ends.quantiles(rng.random((len(gaps), 2)), found["ends"])
+        drawn_ends = ends.quantiles(rng.random((len(gaps), 2)), numbers["ends"])
         # The visit that times count from is at 0, which the lowest bin stands for.
         drawn_ends = np.where(drawn_ends < ends.low + ends.width, ends.low, drawn_ends)
-        middle = found["ends"] @ np.arange(found["ends"].shape[1])
+        middle = numbers["ends"] @ np.arange(numbers["ends"].shape[1])
         if middle[1] >= middle[0]:
             times = _share(line.ends, drawn_ends, 0)[:, None] + np.cumsum(since, axis=1)
         else:

@@ -70,20 +70,20 @@ class Timeline:
                 steps.
         """
         schema = layout.schema
-        found = {column.name: column.steps for column, _ in layout.columns if column.kind == "trajectory"}
-        if time and time not in found:
+        trajectories = {column.name: column.steps for column, _ in layout.columns if column.kind == "trajectory"}
+        if time and time not in trajectories:
             raise ConfigError(
                 f"Option 'time' of method {method!r} is {time!r}, which is no trajectory of schema {schema.name!r}; allowed are "
-                f"{several(found) or 'none'}.{nearest(time, found)}"
+                f"{several(trajectories) or 'none'}.{nearest(time, trajectories)}"
             )
-        time = time or (BEFORE_LATEST if BEFORE_LATEST in found else "")
-        if len(found) < (2 if time else 1):
+        time = time or (BEFORE_LATEST if BEFORE_LATEST in trajectories else "")
+        if len(trajectories) < (2 if time else 1):
             raise ConfigError(
                 f"Schema {schema.name!r} has no trajectory of measurements; method {method!r} needs one: take 'moments' or "
                 "'latent'. Of a table of visits --time and --steps make trajectories."
             )
-        if len({*found.values()}) > 1 or max(found.values()) < 2:
-            steps = ", ".join(f"{name} {count}" for name, count in found.items())
+        if len({*trajectories.values()}) > 1 or max(trajectories.values()) < 2:
+            steps = ", ".join(f"{name} {count}" for name, count in trajectories.items())
             raise ConfigError(
                 f"The trajectories of schema {schema.name!r} have these steps: {steps}; method {method!r} needs "
                 "the same number in all, two or more."
@@ -93,7 +93,11 @@ class Timeline:
     @cached_property
     def measured(self) -> tuple[tuple[Column, slice], ...]:
         """The trajectories but the time, and where their steps are."""
-        return tuple(one for one in self.layout.columns if one[0].kind == "trajectory" and one[0].name != self.time)
+        return tuple(
+            column_at
+            for column_at in self.layout.columns
+            if column_at[0].kind == "trajectory" and column_at[0].name != self.time
+        )
 
     @cached_property
     def time_at(self) -> slice | None:
@@ -111,7 +115,7 @@ class Timeline:
 
     @cached_property
     def _static(self) -> tuple[tuple[Column, slice], ...]:
-        return tuple(one for one in self.layout.columns if one[0].kind != "trajectory")
+        return tuple(column_at for column_at in self.layout.columns if column_at[0].kind != "trajectory")
 
     @cached_property
     def own(self) -> Layout:

@@ -89,7 +89,7 @@ def noise(subject: Subject) -> list[Finding]:
     wide, sites = (0, _as_many(subject)) if isinstance(subject, Fixed) else (_WIDE, _SITES)
     build, arrays = subject.model(extra=wide)
     hospitals = [subject.hospital(nobody(subject, wide), settings, "empty", site) for site in range(sites)]
-    found, all_draws = [], []
+    sizes, all_draws = [], []
     for view, sums in zip(
         subject.views(), noisy_sums(subject, build, arrays, hospitals, settings, rounds), strict=True
     ):
@@ -99,10 +99,10 @@ def noise(subject: Subject) -> list[Finding]:
         draws = unmixed.reshape(rounds * sites, -1)
         low, high = np.sqrt(mean_square_interval(draws.size, SIGNIFICANCE))
         size = float(np.sqrt(np.mean(draws**2)))
-        found.append(Finding(view.named("noise size"), "noise of empty batches, over what is claimed", size, float(low),
+        sizes.append(Finding(view.named("noise size"), "noise of empty batches, over what is claimed", size, float(low),
                              float(high)))  # fmt: skip
         all_draws.append(draws)
-    return [*found, independence(np.concatenate(all_draws), "largest correlation of two sites or rounds")]
+    return [*sizes, independence(np.concatenate(all_draws), "largest correlation of two sites or rounds")]
 
 
 def _as_many(subject: Fixed) -> int:
@@ -113,7 +113,7 @@ def _as_many(subject: Fixed) -> int:
 def steps(subject: Subject) -> Finding:
     """The steps that a round takes, counted by what canaries add, and the steps that the ledger is charged for."""
     build, arrays = subject.model(extra=2)
-    rows, known = told_apart(subject, build, arrays, 2)
+    rows, contributions = told_apart(subject, build, arrays, 2)
     settings, seen = replace(noiseless(subject.settings), local_steps=subject.settings.local_steps), subject.views()
     hospital = subject.hospital(rows, settings, "steps")
     # A sum with more noise counts as the share of a step that it costs.
@@ -121,7 +121,10 @@ def steps(subject: Subject) -> Finding:
         ((subject.settings.noise_multiplier or 0.0) / (view.settings.noise_multiplier or 1.0)) ** 2 for view in seen
     ]
     sums = noisy_sums(subject, build, arrays, [hospital], settings)
-    taken = sum(share * float(known.counts(one[0]).max()) for share, one in zip(shares, sums, strict=True))
+    taken = sum(
+        share * float(contributions.counts(sums_of_view[0]).max())
+        for share, sums_of_view in zip(shares, sums, strict=True)
+    )
     untold = sum(share for share, view in zip(shares, seen, strict=True) if not view.reported)
     reported = untold + train(subject, build, arrays, [hospital], settings, 1.0, [{}])[0].steps
     charged = _charged(subject)
@@ -151,13 +154,13 @@ def sampling(subject: Subject) -> list[Finding]:
     # So many that a round is expected to have a few of them.
     patients = min(max(60, round(3 / (settings.sample_rate * settings.local_steps))), 300)
     build, arrays = subject.model(extra=patients)
-    rows, known = several(subject, build, arrays, patients)
+    rows, contributions = several(subject, build, arrays, patients)
     hospitals = [subject.hospital(rows, settings, "sampling", site) for site in range(_SITES)]
     sums = noisy_sums(subject, build, arrays, hospitals, settings, _ROUNDS)
     return [
         finding
         for view, seen in zip(subject.views(settings), sums, strict=True)
-        for finding in as_claimed(view, np.rint(known.counts(seen)))
+        for finding in as_claimed(view, np.rint(contributions.counts(seen)))
     ]
 
 
@@ -262,8 +265,8 @@ def audit(
             raise ConfigError(refused)
         return Audit(None, () if is_release(subject) or opaque else (sensitivity(subject),), white_box, refused)
     guessing = guess(subject, canaries, guesses, confidence, white_box)
-    found = Finding("canaries", "epsilon is at least", guessing.epsilon_lower, 0.0, subject.epsilon)
-    return Audit(guessing, (found, *([] if opaque else findings(subject))), white_box)
+    bound = Finding("canaries", "epsilon is at least", guessing.epsilon_lower, 0.0, subject.epsilon)
+    return Audit(guessing, (bound, *([] if opaque else findings(subject))), white_box)
 
 
 def _check_fault(subject: Subject) -> None:

@@ -101,11 +101,15 @@ def guess(subject: Subject, canaries: int, guesses: tuple[int, ...], confidence:
 def _white_box(subject: Subject, included: Bools) -> Reals:
     """Likelihood ratios of the coins, from every round's noisy sums at one and the same model."""
     build, arrays = subject.model(extra=len(included))
-    rows, known = told_apart(subject, build, arrays, len(included))
+    rows, contributions = told_apart(subject, build, arrays, len(included))
     hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
     sums = noisy_sums(subject, build, arrays, [hospital], subject.settings, subject.rounds)
     ratios = [
-        scores(known.counts(seen[:, 0]), known.spread * known.noise(seen[:, 0], view.settings), view.settings)
+        scores(
+            contributions.counts(seen[:, 0]),
+            contributions.spread * contributions.noise(seen[:, 0], view.settings),
+            view.settings,
+        )
         for view, seen in zip(subject.views(), sums, strict=True)
     ]
     return np.asarray(np.sum(ratios, axis=0))
@@ -120,11 +124,11 @@ def _black_box(subject: Subject, included: Bools) -> Reals:
     rows = canaries(subject, len(included), _BLACK_BOX_SCALE)
     hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
     public = subject.patients.patients + len(included) / 2
-    before, kept = losses(subject, build, arrays, rows), Arrays()
+    before, state = losses(subject, build, arrays, rows), Arrays()
     for _ in range(subject.rounds):
-        update = train(subject, build, arrays, [hospital], subject.settings, public, [kept])[0]
-        arrays, kept = update.arrays, update.kept
-    models = [arrays, arrays | own] if (own := own_arrays(kept)) else [arrays]
+        update = train(subject, build, arrays, [hospital], subject.settings, public, [state])[0]
+        arrays, state = update.arrays, update.kept
+    models = [arrays, arrays | own] if (own := own_arrays(state)) else [arrays]
     return np.asarray(before - np.mean([losses(subject, build, model, rows) for model in models], axis=0))
 
 
@@ -133,7 +137,7 @@ def _apart(subject: Fixed, included: Bools) -> Reals:
     ratios = np.zeros(len(included))
     for part in subject.parts or (subject,):
         build, arrays = part.model()
-        worst, known = _worst(part, build, arrays)
+        worst, contributions = _worst(part, build, arrays)
         for begin in range(0, len(included), _HOSPITALS):
             some = np.arange(begin, min(begin + _HOSPITALS, len(included)))
             hospitals = [
@@ -144,17 +148,17 @@ def _apart(subject: Fixed, included: Bools) -> Reals:
             ]
             sums = noisy_sums(part, build, arrays, hospitals, part.settings, part.rounds if not subject.parts else 1)[0]
             for place, i in enumerate(some):
-                one, seen = known[i % len(known)], sums[:, place]
-                spread = one.spread * one.noise(seen, part.settings)
-                ratios[i] += scores(one.counts(seen), spread, part.settings)[0]
+                contribution, seen = contributions[i % len(contributions)], sums[:, place]
+                spread = contribution.spread * contribution.noise(seen, part.settings)
+                ratios[i] += scores(contribution.counts(seen), spread, part.settings)[0]
     return ratios
 
 
 def _worst(subject: Fixed, build: Builder, arrays: Arrays) -> tuple[list[Rows], list[Contributions]]:
     """Patients of extreme cells, many rows or rare labels, and what each alone adds; those who add most."""
-    rows = [one for _, one in strangers(subject)]
+    rows = [patient for _, patient in strangers(subject)]
     settings = noiseless(subject.settings)
-    alone = [subject.hospital(one, settings, "alone", i) for i, one in enumerate(rows)]
+    alone = [subject.hospital(patient, settings, "alone", i) for i, patient in enumerate(rows)]
     each = noisy_sums(subject, build, arrays, alone, settings)[0][0]
     square = np.sum(each**2, axis=1)
     most = np.flatnonzero(square > square.max() / 4)

@@ -113,7 +113,7 @@ def _as_published(task: DensityTask) -> Train:
     """Plain steps with each patient's gradient clipped out of the whole batch's losses, and nothing refused."""
 
     def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
-        found = []
+        updates = []
         for site in task.shown(build, arrays, work):
             module = load(lambda: build().double(), arrays).train()
             theta = flat_parameters(module, arrays)
@@ -127,8 +127,8 @@ def _as_published(task: DensityTask) -> Train:
                 theta = theta - scale * total
                 module.load_state_dict(split_flat(theta, module))
             moved = {name: value.numpy() for name, value in split_flat(theta, module).items()}
-            found.append(SiteUpdate(moved, settings.local_steps, float("nan"), {}))
-        return found
+            updates.append(SiteUpdate(moved, settings.local_steps, float("nan"), {}))
+        return updates
 
     return train
 

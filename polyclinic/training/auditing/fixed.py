@@ -131,10 +131,10 @@ def label_counts(subject: Fixed) -> Finding:
         subject.counts(Shard("audit", subject.layout.schema, r.x, r.y, r.patient, np.zeros(r.patients, dtype=bool)))
         for pair in both.values() for r in pair
     ]  # fmt: skip
-    found, most = moves(both, np.array([one.total for one in counted])), counted[0].sensitivity
-    name = max(found, key=found.__getitem__)
+    distances, most = moves(both, np.array([counts.total for counts in counted])), counted[0].sensitivity
+    name = max(distances, key=distances.__getitem__)
     what = f"most that a patient moves the counts, over their noise's: {name}"
-    return Finding("label counts", what, found[name] / most, 0.0, 1.0 + ROUNDING)
+    return Finding("label counts", what, distances[name] / most, 0.0, 1.0 + ROUNDING)
 
 
 class _Still(nn.Module):

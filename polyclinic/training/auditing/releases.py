@@ -60,7 +60,7 @@ def release_sensitivity(subject: Subject) -> Finding:
     seen = {public: released(subject, build, arrays, hospitals, 1, public)[0] for public in (_FEW, _MANY)}
     shares = [
         (moved / _farthest(subject, public), name)
-        for public, one in seen.items() for name, moved in moves(pairs, one).items()
+        for public, minimisers in seen.items() for name, moved in moves(pairs, minimisers).items()
     ]  # fmt: skip
     share, name = max(shares)
     what = f"most that a patient moves the minimiser, over C / strength: {name}"

@@ -160,13 +160,13 @@ def noisy_sums(
         denoise="none", local=_watched(subject, settings.local),
     )  # fmt: skip
     names, seen = privatised(subject, build, arrays), subject.views(settings)
-    kept: list[Arrays] = [{} for _ in hospitals]
+    states: list[Arrays] = [{} for _ in hospitals]
     shown: list[list[list[Reals]]] = [[] for _ in seen]
     for _ in range(rounds):
-        updates = train(subject, build, arrays, hospitals, plain, 1.0, kept)
+        updates = train(subject, build, arrays, hospitals, plain, 1.0, states)
         for view, sums in zip(seen, shown, strict=True):
             sums.append([view.read(names, arrays, update, scale) for update in updates])
-        kept = [update.kept for update in updates]
+        states = [update.kept for update in updates]
     return [np.asarray(sums) for sums in shown]
 
 
@@ -240,7 +240,7 @@ def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
     number = np.arange(company.patients)
     without = {f"patient {i + 1}": company.of_patients(number != i) for i in range(min(4, company.patients - 1))}
     return {**{name: (company, rest) for name, rest in without.items()},
-            **{name: (Rows.joined([company, one]), company) for name, one in strangers(subject)}}  # fmt: skip
+            **{name: (Rows.joined([company, stranger]), company) for name, stranger in strangers(subject)}}  # fmt: skip
 
 
 def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, float]:

@@ -43,7 +43,7 @@ def views(task: Task, settings: TrainSettings) -> list[View]:
     """The noisy sums of a round of ``task``."""
     if settings.local == PLAIN:
         return [View("", settings, _sum if isinstance(task, SumsTask) else _update)]
-    return [_view(one, pass_settings(settings, one)) for one in settings.local.passes(settings)]
+    return [_view(local_pass, pass_settings(settings, local_pass)) for local_pass in settings.local.passes(settings)]
 
 
 def _view(one: Pass, settings: TrainSettings) -> View:
@@ -90,8 +90,10 @@ class _Watching(Around):
 
     def gradient(self, models: Tensor, name: str = "", penalty: Penalty | None = None) -> Tensor:
         mean = super().gradient(self.model, name, penalty)
-        (one,) = (one for one in self.settings.local.passes(self.settings) if one.name == name)
-        total = mean * pass_settings(self.settings, one).sample_rate
+        (local_pass,) = (
+            local_pass for local_pass in self.settings.local.passes(self.settings) if local_pass.name == name
+        )
+        total = mean * pass_settings(self.settings, local_pass).sample_rate
         self.seen[name] = self.seen[name] + total if name in self.seen else total
         return mean
 

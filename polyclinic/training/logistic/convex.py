@@ -100,12 +100,12 @@ class ConvexTask:
         bounded = _bounded(site.rows, settings.max_grad_norm)
         if settings.noise_multiplier is None:
             strength = settings.weight_decay * site.rows.patients
-            found = minimise(bounded, strength)
+            minimiser = minimise(bounded, strength)
         else:
             assert site.public_patients is not None
             strength = perturbation.public_strength(bounded, settings.weight_decay, site.public_patients)
-            found = _MECHANISMS[self.mechanism](bounded, strength, settings, site.noise)
-        return SiteUpdate(_as_layer(found, arrays, layer), 1, _mean_loss(bounded, found), {})
+            minimiser = _MECHANISMS[self.mechanism](bounded, strength, settings, site.noise)
+        return SiteUpdate(_as_layer(minimiser, arrays, layer), 1, _mean_loss(bounded, minimiser), {})
 
 
 OUTPUT = ConvexTask("output-perturbation", "output")
@@ -159,9 +159,9 @@ def minimise(bounded: BoundedRows, strength: float, linear: Reals | None = None)
 def _output(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
     """The minimiser plus noise of ``noise_multiplier`` times its sensitivity."""
     assert settings.noise_multiplier is not None
-    found = minimise(bounded, strength)
+    minimiser = minimise(bounded, strength)
     scale = settings.noise_multiplier * perturbation.minimiser_sensitivity(bounded, strength)
-    return found + scale * unit_noise(len(found), settings.perturbation, stream)
+    return minimiser + scale * unit_noise(len(minimiser), settings.perturbation, stream)
 
 
 def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
@@ -171,8 +171,8 @@ def _objective(bounded: BoundedRows, strength: float, settings: TrainSettings, s
     most = perturbation.determinant_epsilon(noise, kind, settings.release_delta)
     strength = max(strength, perturbation.least_strength(bounded.norm, most))
     linear = noise * bounded.norm * unit_noise(bounded.rows.shape[1], kind, stream)
-    found = minimise(bounded, strength, linear)
-    return found + perturbation.slack_noise(bounded, strength) * unit_noise(len(found), kind, stream)
+    minimiser = minimise(bounded, strength, linear)
+    return minimiser + perturbation.slack_noise(bounded, strength) * unit_noise(len(minimiser), kind, stream)
 
 
 def _exponential(bounded: BoundedRows, strength: float, settings: TrainSettings, stream: Stream) -> Reals:
@@ -228,9 +228,9 @@ def _linear(module: nn.Module, task: str, features: int) -> str:
     kinds = [type(part) for _, part in layers]
     plain = all(type(part) is nn.Sequential for part in module.modules() if list(part.children()))
     if kinds != [nn.Linear] or not plain or layers[0][1].bias is None:
-        found = ", ".join(kind.__name__ for kind in kinds)
+        names = ", ".join(kind.__name__ for kind in kinds)
         raise ConfigError(
-            f"Task {task!r} needs a convex model, one linear layer with an intercept, as 'logistic' is; this one has {found}."
+            f"Task {task!r} needs a convex model, one linear layer with an intercept, as 'logistic' is; this one has {names}."
         )
     name, layer = layers[0]
     if layer.out_features != 2 or layer.in_features != features:

@@ -104,8 +104,8 @@ class Weighting:
         Raises:
             ConfigError: The question's arrays are of other shapes.
         """
-        one = np.ones((len(z), 1))
-        x, arms = np.hstack([one, z[:, self.places]]), np.hstack([one, z]) @ self.arms
+        ones = np.ones((len(z), 1))
+        x, arms = np.hstack([ones, z[:, self.places]]), np.hstack([ones, z]) @ self.arms
         if round <= self.fitting and self.private:
             part = arms.sum(axis=1) > 0.5
             rows = np.hstack([x[part, 1:], 1 - arms[part, :1], arms[part, :1]])

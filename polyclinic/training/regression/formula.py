@@ -318,8 +318,8 @@ def _arithmetic(node: ast.expr, refused: ConfigError) -> Numbers:
             inner = _arithmetic(operand, refused)
             return lambda values: -inner(values)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-            one, other, apply = _arithmetic(left, refused), _arithmetic(right, refused), _ARITHMETIC[type(op)]
-            return lambda values: apply(one(values), other(values))
+            on_left, other, apply = _arithmetic(left, refused), _arithmetic(right, refused), _ARITHMETIC[type(op)]
+            return lambda values: apply(on_left(values), other(values))
     raise refused
 
 

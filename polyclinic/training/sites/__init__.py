@@ -59,7 +59,7 @@ class TrainedSites(Sites):
         self.work = work
         # What a hospital kept as its own is the half's to use; only what stays at it is in the model that it was sent.
         self.model = self._models([site.own for site in work])
-        self._passes = {one.name: one for one in settings.local.passes(settings)}
+        self._passes = {local_pass.name: local_pass for local_pass in settings.local.passes(settings)}
         self._running: dict[str, Running] = {}
         self._losses: list[Reals] = []
         self._sampled: list[Ints] = []
@@ -127,15 +127,15 @@ class TrainedSites(Sites):
         """Each hospital's update after the half's round."""
         trained = self.settings.local.round(self)
         self.settings.local.check_returned(trained, self.model)
-        models, kept = self._by_array(trained.model), self._kept(trained)
+        models, kept_states = self._by_array(trained.model), self._kept(trained)
         sent = {name: self._by_array(flat) for name, flat in trained.sent.items()}
         # Where training has nothing to say, of buffers and frozen parameters, what is sent beside the model is zero.
         zero = {name: np.zeros_like(value) for name, value in self._arrays.items() if value.dtype.kind == "f"}
-        steps = sum(one.gradients for one in self._passes.values() if not one.all_patients)
+        steps = sum(local_pass.gradients for local_pass in self._passes.values() if not local_pass.all_patients)
         means = _means(np.array(self._losses), np.array(self._sampled), len(self.work))
         return [
             SiteUpdate(
-                self._arrays | models[site] | self._buffers(), steps, means[site], kept[site],
+                self._arrays | models[site] | self._buffers(), steps, means[site], kept_states[site],
                 {name: zero | parts[site] for name, parts in sent.items()},
                 {name: float(values[site]) for name, values in trained.metrics.items()},
             )
@@ -146,18 +146,18 @@ class TrainedSites(Sites):
         if name not in self._passes:
             raise RuntimeError(f"The round has no pass {name!r}; its passes are {', '.join(map(repr, self._passes))}")
         if name not in self._running:
-            one = self._passes[name]
-            settings, like = pass_settings(self.settings, one), self.model
-            kept = [self._of_pass(site.kept, name) for site in self.work]
+            local_pass = self._passes[name]
+            settings, like = pass_settings(self.settings, local_pass), self.model
+            states = [self._of_pass(site.kept, name) for site in self.work]
             patients = [site.public_patients or site.rows.patients for site in self.work]
             divisor = torch.tensor([settings.sample_rate * count for count in patients], dtype=like.dtype)[:, None]
             # Its process of noise and its batches go on from what the pass kept.
-            work = [replace(site, kept=own) for site, own in zip(self.work, kept, strict=True)]
+            work = [replace(site, kept=own) for site, own in zip(self.work, states, strict=True)]
             draws = [Draws(site, settings, like.shape[1]) for site in work]
-            denoiser = GradientFilter(kept, settings, like)
+            denoiser = GradientFilter(states, settings, like)
             sizes = [shape.numel() for shape in self._shapes]
-            optimizer = restore_state(kept, sizes, settings, like.dtype, like.device)
-            running = Running(settings, one.gradients, divisor.to(like.device), draws, denoiser, optimizer)
+            optimizer = restore_state(states, sizes, settings, like.dtype, like.device)
+            running = Running(settings, local_pass.gradients, divisor.to(like.device), draws, denoiser, optimizer)
             running.state = self._begin(running)
             self._running[name] = running
         return self._running[name]
@@ -173,12 +173,12 @@ class TrainedSites(Sites):
 
         So is an optimizer's state with a number that is not finite, which would make the next round's model so as well.
         """
-        kept: list[Arrays] = [{} for _ in self.work]
+        states: list[Arrays] = [{} for _ in self.work]
         finite = [True] * len(self.work)
         if trained.own is not None:
             finite = trained.own.isfinite().all(1).tolist()
             for site, own in enumerate(self._by_array(trained.own)):
-                kept[site] |= {OWN + name: value for name, value in own.items()} if finite[site] else {}
+                states[site] |= {OWN + name: value for name, value in own.items()} if finite[site] else {}
         for name, running in self._running.items():
             if self._passes[name].all_patients:
                 continue
@@ -189,12 +189,12 @@ class TrainedSites(Sites):
                     prefix, state = f"{name}." if name else "", optimizer | filtered
                     if not all(np.isfinite(value).all() for value in state.values()):
                         state = {}
-                    kept[site] |= {prefix + key: value for key, value in (state | drawn.kept()).items()}
+                    states[site] |= {prefix + key: value for key, value in (state | drawn.kept()).items()}
         for name, values in trained.kept.items():
             for site, value in enumerate(values.cpu().numpy()):
                 if np.isfinite(value).all():
-                    kept[site][_KEPT + name] = value.copy()
-        return kept
+                    states[site][_KEPT + name] = value.copy()
+        return states
 
     def _models(self, own: Sequence[Mapping[str, np.ndarray]]) -> Tensor:
         """(S, P): the message's arrays with each hospital's own in their place."""

@@ -79,13 +79,13 @@ class Draws:
     def kept(self) -> Arrays:
         if self._batch_of is None:
             return {}
-        kept = {
+        arrays = {
             "turn": np.asarray(self._turn),
             "batch-of": self._batch_of,
             "terms": _terms(self._settings),
             **self._noise,
         }
-        return {_KEPT + name: value for name, value in kept.items()}
+        return {_KEPT + name: value for name, value in arrays.items()}
 
 
 def begun(kept: Mapping[str, npt.NDArray[Any]], settings: TrainSettings) -> bool:
@@ -101,5 +101,5 @@ def without_draws(kept: Mapping[str, npt.NDArray[Any]]) -> Arrays:
 
 def _terms(settings: TrainSettings) -> npt.NDArray[np.uint8]:
     """A digest of all that the price of a noise process depends on."""
-    told = repr((settings.noise, settings.noise_multiplier, settings.max_grad_norm, settings.sample_rate))
-    return np.frombuffer(sha256(told.encode()).digest(), dtype=np.uint8)
+    terms = repr((settings.noise, settings.noise_multiplier, settings.max_grad_norm, settings.sample_rate))
+    return np.frombuffer(sha256(terms.encode()).digest(), dtype=np.uint8)

@@ -82,20 +82,20 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
         shapes: The parameters' shapes.
         settings: The settings of the round, with the optimizer.
     """
-    kept: list[Arrays] = [{} for _ in range(len(state.steps))]
+    states: list[Arrays] = [{} for _ in range(len(state.steps))]
     counts = settings.optimizer in ADAPTIVE
     slots = {
         name: [piece.cpu().numpy() for piece in torch.split(slot, [shape.numel() for shape in shapes], dim=1)]
         for name, slot in state.slots.items()
     }
     steps = state.steps.cpu().numpy()
-    for site, arrays in enumerate(kept):
+    for site, arrays in enumerate(states):
         for index, shape in enumerate(shapes):
             if counts:
                 arrays[f"{index}.step"] = steps[site : site + 1].reshape(()).copy()
             for name, pieces in slots.items():
                 arrays[f"{index}.{name}"] = pieces[index][site].reshape(tuple(shape)).copy()
-    return kept
+    return states
 
 
 def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
@@ -174,8 +174,8 @@ class GradientFilter:
             return gradient
         for site, gain in enumerate(self._gain):
             # The variance of an estimate over that of a release is the gain that made it; at first nothing is known.
-            known = gain and self._settled < 1
-            self._gain[site] = kalman_update(gain, self._drift, 1.0)[0] if known else 1.0
+            has_gain = gain and self._settled < 1
+            self._gain[site] = kalman_update(gain, self._drift, 1.0)[0] if has_gain else 1.0
             self._estimate[site] = filtered(self._estimate[site], gradient[site], self._gain[site])
         return self._estimate.clone()
 

@@ -55,9 +55,9 @@ def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
         own = {name: arrays[name] for name in half.stays(module)}
         updates: Sequence[SiteUpdate | None] = (None, None)
         for number in (1, 2):
-            told = dict.fromkeys(half.receives, arrays), dict.fromkeys(half.takes, 1.0)
+            sent = dict.fromkeys(half.receives, arrays), dict.fromkeys(half.takes, 1.0)
             work = [
-                _without_records(site, number, own, update.kept if update else {}, *told)
+                _without_records(site, number, own, update.kept if update else {}, *sent)
                 for site, update in enumerate(updates)
             ]
             updates = _MadeUp(module, arrays, work, plain).updates()

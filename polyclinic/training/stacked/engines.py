@@ -45,10 +45,10 @@ def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bo
     Raises:
         ConfigError: The engine is unknown, or cannot take the module.
     """
-    known = get_args(Engine)
-    if engine not in (*known, "auto"):
+    engines = get_args(Engine)
+    if engine not in (*engines, "auto"):
         raise ConfigError(
-            f"The engine {engine!r} is unknown; choose auto, {', '.join(known)}.{nearest(engine, (*known, 'auto'))}"
+            f"The engine {engine!r} is unknown; choose auto, {', '.join(engines)}.{nearest(engine, (*engines, 'auto'))}"
         )
     if engine == "opacus":
         return "opacus"

@@ -152,8 +152,8 @@ def layered_sums(
 def held_by_layers(plan: Layered, features: int) -> int:
     """How many numbers a row of ``features`` takes in what the layers take and give, and in gradients that are built."""
     flat = torch.cat([p.detach().flatten() for p in plan.module.parameters()])[None]
-    x, one = flat.new_zeros(1, 1, features), flat.new_ones(1, 1)
-    passing = _Pass(plan, flat, Batch(x, one, one, one, 1, True), Masks([0]))
+    x, unit = flat.new_zeros(1, 1, features), flat.new_ones(1, 1)
+    passing = _Pass(plan, flat, Batch(x, unit, unit, unit, 1, True), Masks([0]))
     with torch.enable_grad(), passing.inside():
         torch.autograd.grad(plan.module(x[0]).sum(), passing.anchor, allow_unused=True)
     layers = sum(
@@ -287,7 +287,7 @@ class _Scaled(torch.autograd.Function):
         size = value.shape[-1]
         gradient = gradients[0].reshape(value.shape)
         built = [(gradient * value), *([gradient] if layer.bias else [])]
-        own = [one.view(passing.sites, passing.width, -1, size).sum(2) for one in built]
+        own = [part.view(passing.sites, passing.width, -1, size).sum(2) for part in built]
         passing.seen.setdefault(layer.start, []).append(((), torch.cat(own, -1)))
         weight = passing.theta[:, None, layer.start : layer.start + size]
         return (gradient * weight).view(gradients[0].shape), None, None, None

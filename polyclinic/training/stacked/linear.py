@@ -46,8 +46,8 @@ def linear_sums(
     """
     if penalty is not None:
         raise ConfigError("The engine 'linear' has no closed form of a loss with a penalty; take 'functional'.")
-    found, losses = _sums(layers, theta, batch, max_norm, loss, masks)
-    return (found.mul_(layers.mask) if isinstance(layers, FlowPlan) else found), losses
+    sums, losses = _sums(layers, theta, batch, max_norm, loss, masks)
+    return (sums.mul_(layers.mask) if isinstance(layers, FlowPlan) else sums), losses
 
 
 def _sums(
@@ -97,8 +97,8 @@ def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: fl
         norms, longest = row_norms(parts, apart=True)
         doubtful = ~torch.isfinite(norms) | (longest >= longest_factor(max_norm, theta.dtype))
         some = [LayerRows(p.layer, p.input.transpose(0, 1), p.output.transpose(0, 1)) for p in parts]
-        kept = [part.without(doubtful.mT) for part in some] if bool(doubtful.any()) else some
-        total, built = _products(kept, clip_factors(norms, max_norm, theta.dtype).mT, theta), doubtful[:, 0]
+        certain = [part.without(doubtful.mT) for part in some] if bool(doubtful.any()) else some
+        total, built = _products(certain, clip_factors(norms, max_norm, theta.dtype).mT, theta), doubtful[:, 0]
     if bool(built.any()):
         gradients = torch.zeros(len(batch.x), theta.shape[1], dtype=theta.dtype)
         for part in parts:

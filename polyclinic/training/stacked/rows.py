@@ -49,8 +49,8 @@ class LayerRows:
         output = torch.linalg.vecdot(self.output, self.output)
         if isinstance(self.layer, Masked):
             square, mask = self.output.square(), self.layer.mask
-            kept = rows_product(square, mask[None]) if apart else square @ mask
-            return squares + torch.linalg.vecdot(kept, self.input.square()) + output, length
+            masked = rows_product(square, mask[None]) if apart else square @ mask
+            return squares + torch.linalg.vecdot(masked, self.input.square()) + output, length
         return torch.addcmul(squares, output, length + 1 if self.layer.bias else length), length
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
@@ -66,7 +66,9 @@ class LayerRows:
         at_once = max(1, AT_ONCE // (layer.inputs * layer.outputs))
         pairs = zip(torch.split(g, at_once), torch.split(a, at_once), strict=True)
         built = (torch.bmm(some.mT, inputs) for some, inputs in pairs)
-        squares = torch.cat([(one if weights is None else one * weights).square().sum((1, 2)) for one in built])
+        squares = torch.cat(
+            [(gradient if weights is None else gradient * weights).square().sum((1, 2)) for gradient in built]
+        )
         return squares + g.sum(1).square().sum(1) if layer.bias else squares
 
     def add(self, total: Tensor, factors: Tensor | None) -> None:

@@ -50,8 +50,9 @@ def datasets_show(name: str, as_json: Json = False) -> None:
     dataset = dataset_named(name)
     value = {
         "name": dataset.name, "title": dataset.title, "sites": list(dataset.natural_sites),
-        "patients": dataset.patients, "rows": dataset.rows, "available": dataset.available(), "licence": dataset.licence,
-        "citation": dataset.citation, "description": dataset.description, "schema": dataset.schema.as_dict(),
+        "patients": dataset.patients, "rows": dataset.rows, "available": dataset.available(),
+        "licence": dataset.licence, "citation": dataset.citation,
+        "description": dataset.description, "schema": dataset.schema.as_dict(),
         "flow": dataset.flow.as_list() if dataset.flow else None,
     }  # fmt: skip
     sites = several(dataset.natural_sites, most=20) or "none of its own"

@@ -13,14 +13,14 @@ _encoded = json.JSONEncoder(sort_keys=True).encode
 
 def digest(*parts: Any) -> str:
     """Identifies what is decided by the parts: plain values, and arrays by name. SHA-256 in hexadecimal."""
-    found = sha256()
+    hashed = sha256()
     for part in parts:
         if isinstance(part, dict) and all(isinstance(value, np.ndarray) for value in part.values()):
             for name, value in sorted(part.items()):
-                found.update(array_bytes(name, value))
+                hashed.update(array_bytes(name, value))
         else:
-            found.update(_encoded(part).encode() + b"|")
-    return found.hexdigest()
+            hashed.update(_encoded(part).encode() + b"|")
+    return hashed.hexdigest()
 
 
 def array_bytes(name: str, value: np.ndarray) -> bytes:

@@ -88,8 +88,8 @@ def traceback_of(error: BaseException) -> str:
     if begin is None:
         return ""
     stack = traceback.StackSummary.extract(iter(frames[begin:]))
-    said = [*stack.format(), *traceback.format_exception_only(error)]
-    return "Traceback (most recent call last):\n" + "".join(said).rstrip()
+    lines = [*stack.format(), *traceback.format_exception_only(error)]
+    return "Traceback (most recent call last):\n" + "".join(lines).rstrip()
 
 
 def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:

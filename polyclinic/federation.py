@@ -394,8 +394,8 @@ class Federation:
                 _summarised(folder, summary)
             if folder.awaits_comparison:
                 comparison = compare(folder, Federation._grid, outcome.sites, progress)
-                told = summary["synthesis"]
-                summary = summarise(outcome, folder.path, folder.sites, comparison) | {"synthesis": told}
+                synthesis = summary["synthesis"]
+                summary = summarise(outcome, folder.path, folder.sites, comparison) | {"synthesis": synthesis}
                 _summarised(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.inspection.quality import (

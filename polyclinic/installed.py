@@ -38,24 +38,25 @@ class Plugin:
 
 def claims(group: str, ours: Collection[str]) -> list[Plugin]:
     """The names that other packages bring to ``group``, with what is wrong with a claim as such; loads nothing."""
-    found = [plugin for plugin in _every() if plugin.group == group]
-    return [replace(plugin, problem=plugin.problem or _problem(plugin, found, ours)) for plugin in found]
+    claimants = [plugin for plugin in _every() if plugin.group == group]
+    return [replace(plugin, problem=plugin.problem or _problem(plugin, claimants, ours)) for plugin in claimants]
 
 
 def claimed(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
     """What a package brings as ``name``; None where none does. Raises ConfigError where several do, naming them."""
-    found = [plugin for plugin in claims(group, ours) if plugin.name == name]
-    if found and found[0].problem:
-        raise ConfigError(f"The name {name!r} in {PREFIX}{group} cannot be used: {found[0].problem}.")
-    return EntryPoint(name, found[0].object, f"{PREFIX}{group}") if found else None
+    plugins = [plugin for plugin in claims(group, ours) if plugin.name == name]
+    if plugins and plugins[0].problem:
+        raise ConfigError(f"The name {name!r} in {PREFIX}{group} cannot be used: {plugins[0].problem}.")
+    return EntryPoint(name, plugins[0].object, f"{PREFIX}{group}") if plugins else None
 
 
 def strays(groups: Collection[str]) -> list[Plugin]:
     """What packages bring to groups that there are not, as after a slip of the pen, and packages that cannot be read."""
-    known = [f"{PREFIX}{group}" for group in groups]
+    known_groups = [f"{PREFIX}{group}" for group in groups]
     return [
-        replace(one, problem=one.problem or f"there is no group {PREFIX + one.group!r}.{nearest(PREFIX + one.group, known)}")
-        for one in _every() if one.group not in groups
+        replace(plugin, problem=plugin.problem or
+                f"there is no group {PREFIX + plugin.group!r}.{nearest(PREFIX + plugin.group, known_groups)}")
+        for plugin in _every() if plugin.group not in groups
     ]  # fmt: skip
 
 
@@ -116,7 +117,7 @@ def _text(package: Distribution) -> str:
 
 def _named(package: Distribution) -> tuple[str, str]:
     try:
-        found = package.metadata
-        return found["Name"] or "", found["Version"] or ""
+        metadata = package.metadata
+        return metadata["Name"] or "", metadata["Version"] or ""
     except Exception:  # as above
         return "", ""

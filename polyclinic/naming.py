@@ -77,7 +77,7 @@ def _named_inside(key: str, value: Any) -> Any:
         return {name: _name(key, given) if callable(given) else given for name, given in value.items()}
     if dashed(key) == "mods" and not isinstance(value, str):
         if isinstance(value, Mapping):
-            return ", ".join(f"{kind}={one}" for kind, several in value.items() for one in _mods(several))
+            return ", ".join(f"{kind}={mod}" for kind, several in value.items() for mod in _mods(several))
         return ", ".join(_mods(value))
     return value
 
@@ -85,7 +85,7 @@ def _named_inside(key: str, value: Any) -> Any:
 def _mods(value: Any) -> list[str]:
     """The names of one mod, or of several."""
     several = value if isinstance(value, list | tuple) else [value]
-    return [one if isinstance(one, str) else _name("mods", one) for one in several]
+    return [mod if isinstance(mod, str) else _name("mods", mod) for mod in several]
 
 
 def check_reach(config: RunConfig, jobs: int = 1) -> None:
@@ -124,10 +124,10 @@ def _name(key: str, value: Any) -> str:
     if name and getattr(sys.modules.get(str(module)), name, None) is value:
         return f"{module}:{name}"
     for module in (_HERE, *sorted(filter(_plain, set(sys.modules) - {_HERE}))):
-        for name, one in list(getattr(sys.modules[module], "__dict__", {}).items()):
+        for name, candidate in list(getattr(sys.modules[module], "__dict__", {}).items()):
             # An underscore begins what IPython calls the values of past cells.
             if (
-                one is value
+                candidate is value
                 and not name.startswith("_")
                 and not (key == "model" and module == _HERE and not isroutine(value))
             ):

@@ -78,7 +78,7 @@ BUILT_IN: dict[str, Mapping[str, str]] = {
         "linear": "polyclinic.inference.likelihood:Linear",
         "logistic": "polyclinic.inference.likelihood:Logistic",
     },
-    "strategies": {name: known.place for name, known in STRATEGIES.items()},
+    "strategies": {name: strategy.place for name, strategy in STRATEGIES.items()},
     "mods": MODS,
     "evaluators": {},
     "sources": sources.BUILT_IN,
@@ -119,18 +119,18 @@ _MADE_BY_NAME = ("games", "densities")
 
 def _built_in(group: str, name: str) -> Any:
     module, _, attribute = BUILT_IN[group][name].partition(":")
-    found: Any = import_module(module)
+    built_in: Any = import_module(module)
     if attribute:
-        found = getattr(found, attribute)
-    return partial(found, name=name) if group in _MADE_BY_NAME else found
+        built_in = getattr(built_in, attribute)
+    return partial(built_in, name=name) if group in _MADE_BY_NAME else built_in
 
 
 def plugins() -> list[Plugin]:
     """Every name that may be used or that a package claims, ours first; loads nothing."""
-    found = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in BUILT_IN[group]]
+    listed = [Plugin(group, name, "polyclinic", polyclinic.__version__) for group in GROUPS for name in BUILT_IN[group]]
     for group in GROUPS:
-        found += claims(group, _ours(group))
-    return found + strays(GROUPS)
+        listed += claims(group, _ours(group))
+    return listed + strays(GROUPS)
 
 
 def checked(plugin: Plugin) -> Plugin:
@@ -141,11 +141,11 @@ def checked(plugin: Plugin) -> Plugin:
         "datasets": lambda name: name == TABLES or dataset_named(name), "strategies": strategy_named, "tasks": task_named,
     }  # fmt: skip
     try:
-        found = checks[plugin.group](plugin.name) if plugin.group in checks else resolve(plugin.group, plugin.name)
+        loaded = checks[plugin.group](plugin.name) if plugin.group in checks else resolve(plugin.group, plugin.name)
     except PolyclinicError as error:
         return replace(plugin, problem=str(error).rstrip("."))
-    if plugin.group not in checks and not callable(found):
-        return replace(plugin, problem=f"it is not callable, but a {type(found).__name__}")
+    if plugin.group not in checks and not callable(loaded):
+        return replace(plugin, problem=f"it is not callable, but a {type(loaded).__name__}")
     return plugin
 
 
@@ -163,11 +163,13 @@ def resolve(group: str, name: str) -> Any:
         return _loaded(name, where)
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
-    known = [known for group in groups for known in (*BUILT_IN[group], *_brought(group))]
+    allowed = [entry for group in groups for entry in (*BUILT_IN[group], *_brought(group))]
     names = (
-        f"; known are {', '.join(known)}, or package.module:Name." if known else ", which must be package.module:Name."
+        f"; known are {', '.join(allowed)}, or package.module:Name."
+        if allowed
+        else ", which must be package.module:Name."
     )
-    raise ConfigError(f"{where}{names}{nearest(name, known)}")
+    raise ConfigError(f"{where}{names}{nearest(name, allowed)}")
 
 
 def brought_by(group: str, name: str) -> str:
@@ -216,17 +218,17 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
             f"Configuration key 'dataset' has the value {name!r}, which is a file or a folder; give it as `--data {name} --label "
             f"COLUMN`, or as dataset='tables' with dataset-options=\"files='{name}', label='COLUMN'\"."
         )
-    found = resolve("datasets", name)
-    if isinstance(found, Dataset) and options:
+    dataset = resolve("datasets", name)
+    if isinstance(dataset, Dataset) and options:
         raise ConfigError(
             f"Configuration key 'dataset-options' names {next(iter(options))!r}, but the dataset {name!r} takes no options."
         )
-    if callable(found) and not isinstance(found, Dataset):
+    if callable(dataset) and not isinstance(dataset, Dataset):
         with failing(f"Configuration key 'dataset' has the value {name!r}, which makes no polyclinic Dataset"):
-            found = found(**(options or {}))
-    if not isinstance(found, Dataset):
+            dataset = dataset(**(options or {}))
+    if not isinstance(dataset, Dataset):
         raise ConfigError(f"Configuration key 'dataset' has the value {name!r}, which is not a polyclinic Dataset.")
-    return found
+    return dataset
 
 
 def _is_table(name: str) -> bool:
@@ -322,16 +324,16 @@ def objective_of(config: RunConfig, labels: tuple[Column, ...]) -> Objective:
 def strategy_named(name: str) -> type[Strategy]:
     from flwr.serverapp.strategy import Strategy
 
-    found = resolve("strategies", name)
-    if not (isinstance(found, type) and issubclass(found, Strategy)):
+    strategy = resolve("strategies", name)
+    if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         older = (
-            getattr(found, "configure_fit", None)
+            getattr(strategy, "configure_fit", None)
             and "; it is one of Flower's older API, which `polyclinic simulate` runs"
         )
         raise ConfigError(
             f"Configuration key 'strategy' has the value {name!r}, which is not a Flower Strategy class{older or ''}."
         )
-    return found
+    return strategy
 
 
 def strategy_options(config: RunConfig) -> dict[str, Any]:
@@ -371,15 +373,15 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     """
     from polyclinic.privacy.accounting import check_terms, dpsgd_event
 
-    found = resolve("accountants", name)
+    epsilon_of = resolve("accountants", name)
     if name in BUILT_IN["accountants"]:
-        return partial(found, name)
+        return partial(epsilon_of, name)
 
     def shown(*asked: Any) -> float:
         dpsgd_event(*asked[:3])
         check_terms(asked[3], "pld", asked[4])
         try:
-            epsilon = float(found(*asked))
+            epsilon = float(epsilon_of(*asked))
         except Exception as error:
             raise ConfigError(f"The accountant {name!r} failed: {why(error)}.") from error
         if not epsilon >= 0:
@@ -397,8 +399,8 @@ def is_program(name: str) -> bool:
 
 
 def task_named(name: str) -> Any:
-    found = resolve("tasks", name)
-    missing = [part for part in ("event", "check", "train", "evaluate") if not hasattr(found, part)]
+    task = resolve("tasks", name)
+    missing = [part for part in ("event", "check", "train", "evaluate") if not hasattr(task, part)]
     if missing:
         raise ConfigError(f"Configuration key 'task' has the value {name!r}, which lacks {', '.join(missing)}.")
-    return found
+    return task

@@ -118,10 +118,10 @@ def _keys_at(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:
     """The keys that the table under ``key`` may have."""
     models = [model]
     for part in key:
-        below = [field for one in models for name, field in one.model_fields.items() if part in (name, field.alias)]
+        below = [field for model in models for name, field in model.model_fields.items() if part in (name, field.alias)]
         # A place in a list, a name in a table of tables and the kind of a union lead to no other field.
-        models = [found for field in below for found in _models(field.annotation)] if below else models
-    return [field.alias or name for found in models for name, field in found.model_fields.items()]
+        models = [inner for field in below for inner in _models(field.annotation)] if below else models
+    return [field.alias or name for inner in models for name, field in inner.model_fields.items()]
 
 
 def _models(annotation: Any) -> list[type[BaseModel]]:

@@ -60,19 +60,19 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
         from polyclinic.privacy.ledger.verify import Finding, verify_all
 
     path = _file(path)
-    found = verify_all(path, site)
+    statements = verify_all(path, site)
     beside = _held_out(path)
-    held_out = [one for one in verify_all(beside) if site in (None, one["site"])] if beside else []
+    held_out = [statement for statement in verify_all(beside) if site in (None, statement["site"])] if beside else []
     lines = []
-    for statement in [*found, *held_out]:
+    for statement in [*statements, *held_out]:
         whose = ", held-out patients" if statement in held_out else ""
         what = f"{whose}: {_counted(len(statement['events']), 'charge')}, {_spent(statement)}; "
         findings = statement["findings"]
         word = (_counted(len(findings), "finding"), "bold red") if findings else "intact"
         lines.append(Text.assemble((statement["site"], "bold"), what, word))
         lines += [Text(str(Finding(**finding)), "red") for finding in findings]
-    answer(as_json, statement_of(found) | {"held_out": statement_of(held_out) if held_out else None}, *lines)
-    if not all(statement["intact"] for statement in [*found, *held_out]):
+    answer(as_json, statement_of(statements) | {"held_out": statement_of(held_out) if held_out else None}, *lines)
+    if not all(statement["intact"] for statement in [*statements, *held_out]):
         raise typer.Exit(1)
 
 
@@ -89,11 +89,19 @@ def export(
         from polyclinic.privacy.ledger.verify import export as write
 
     statements = write(_ledgers(_file(path), site), out, force)
-    charges, intact = sum(len(one["events"]) for one in statements), all(one["intact"] for one in statements)
+    charges, intact = (
+        sum(len(statement["events"]) for statement in statements),
+        all(statement["intact"] for statement in statements),
+    )
     record = "intact" if intact else "with findings, see `polyclinic ledger verify`"
     answer(
         as_json,
-        {"path": str(out), "sites": [one["site"] for one in statements], "events": charges, "intact": intact},
+        {
+            "path": str(out),
+            "sites": [statement["site"] for statement in statements],
+            "events": charges,
+            "intact": intact,
+        },
         f"{out}: {charges} charges of {_counted(len(statements), 'hospital')}; {record}",
     )
 
@@ -132,7 +140,7 @@ def _shown(
         if len(found) == 1:
             yield risk_sentence(statement["risk"], statement["unit"], statement["relation"])
         if with_deltas:
-            at = ", ".join(f"{_epsilon(one['epsilon'])} at δ = {one['delta']:g}" for one in statement["at"])
+            at = ", ".join(f"{_epsilon(bound['epsilon'])} at δ = {bound['delta']:g}" for bound in statement["at"])
             yield f"The same charges: ε = {at}."
     if len(found) == 1:
         yield from _details(found[0])
@@ -150,11 +158,11 @@ def _details(statement: dict[str, Any]) -> Iterator[str | Table]:
             else "no further release"
         )
         yield f"The budget has room for {fits} (ε's do not add: composed, releases cost less)."
-    for one in statement["outside"]:
-        times = "once" if one["times"] == 1 else f"{one['times']} times"
-        yield f"Outside ε: {one['purpose']}, {times} in run {one['run']}."
-    runs = [(one["run"], str(one["charges"]), _epsilon(one["epsilon"]), _day(one["first"]), _day(one["last"]))
-            for one in statement["runs"]]  # fmt: skip
+    for use in statement["outside"]:
+        times = "once" if use["times"] == 1 else f"{use['times']} times"
+        yield f"Outside ε: {use['purpose']}, {times} in run {use['run']}."
+    runs = [(run["run"], str(run["charges"]), _epsilon(run["epsilon"]), _day(run["first"]), _day(run["last"]))
+            for run in statement["runs"]]  # fmt: skip
     by_run, by_event = ("run", "charges", "ε by itself", "first", "last"), ("seq", "run", "round", "purpose")
     yield table(by_run, runs, words=by_run)
     yield table(by_event, ([str(event[name]) for name in by_event] for event in statement["events"]), words=by_event)

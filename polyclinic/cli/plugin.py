@@ -26,17 +26,17 @@ def plugins(
     if group not in (None, *GROUPS):
         raise ConfigError(f"There is no group {group!r}; groups are {', '.join(GROUPS)}.{nearest(str(group), GROUPS)}")
     with json_alone(True):
-        found = [checked(plugin) for plugin in known() if group in (None, plugin.group)]
+        listed = [checked(plugin) for plugin in known() if group in (None, plugin.group)]
     value = [
         {"group": p.group, "name": p.name, "package": p.package, "version": p.version, "object": p.object or None,
          "problem": p.problem or None}
-        for p in found
+        for p in listed
     ]  # fmt: skip
     headings = ("group", "name", "package", "object")
-    usable = ((p.group, p.name, p.whose, p.object) for p in found if not p.problem)
+    usable = ((p.group, p.name, p.whose, p.object) for p in listed if not p.problem)
     problems = (
         Text.assemble(("Not usable:", "yellow"), f"{f' {p.group} {p.name}'.rstrip()} of {p.whose}: {p.problem}.")
-        for p in found
+        for p in listed
         if p.problem
     )
     answer(as_json, value, table(headings, usable, words=headings), *problems)

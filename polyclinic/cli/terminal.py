@@ -122,11 +122,11 @@ def fail(error: PolyclinicError) -> int:
     returns its exit code."""
     from rich.text import Text
 
-    said = str(error) if isinstance(error, Stopped) else Text.assemble(("Error:", "bold red"), f" {error}")
+    message = str(error) if isinstance(error, Stopped) else Text.assemble(("Error:", "bold red"), f" {error}")
     screen = console(as_json=True)
     if isinstance(error, ConfigError) and error.__cause__ and (where := traceback_of(error.__cause__)):
         screen.print(where, soft_wrap=True)
-    screen.print(said, *notes(error), sep="\n", soft_wrap=True)
+    screen.print(message, *notes(error), sep="\n", soft_wrap=True)
     return error.exit_code
 
 

@@ -48,8 +48,8 @@ class Keys(Declared):
             return f"Impossible configuration: {message}"
         key = cls._key(first["loc"])
         if first["type"] == "extra_forbidden":
-            known = [cls._key((name,)) for name in cls.model_fields]
-            return f"Unknown configuration key {key!r}.{nearest(key, known)}"
+            keys = [cls._key((name,)) for name in cls.model_fields]
+            return f"Unknown configuration key {key!r}.{nearest(key, keys)}"
         return f"Configuration key {key!r} has the value {first['input']!r}, which {message}"
 
     @classmethod

@@ -525,7 +525,7 @@ _VARYING = frozenset().union(
     *convex.DEFAULTS.values(), (_OPTIMIZER, *newton.DEFAULTS, *newton.STEPS), boosting.DEFAULTS, *synthesis.DEFAULTS,
     posterior.DEFAULTS, analyses.DEFAULTS,
     *_OPTIMIZER_DEFAULTS.values(), *_MODEL_DEFAULTS.values(), _SHARED_DEFAULTS, _SHARED_OPTIONS,
-    *(one.usual for one in BUILT_IN.values()),
+    *(program.usual for program in BUILT_IN.values()),
 )  # fmt: skip
 
 
@@ -551,7 +551,7 @@ _ELSEWHERE = {
 def _meant(key: str) -> str:
     """The sentence of the key that was probably meant: of the same name in a section, or elsewhere, or the nearest."""
     name = key.rpartition(".")[2]
-    same = [repr(known) for known in _KEYS if known.rpartition(".")[2] == name]
+    same = [repr(candidate) for candidate in _KEYS if candidate.rpartition(".")[2] == name]
     if not same and name in _ELSEWHERE:
         same = [repr(_ELSEWHERE[name])]
     return f" Did you mean {' or '.join(same)}?" if same else nearest(key, (*_KEYS, *SECTIONS))

@@ -132,8 +132,8 @@ def numbers(values: pd.Series, column: Column, source: str) -> Floats:
 def texts(values: pd.Series) -> list[str]:
     """Cells as text, missing ones as ``""``; a whole number reads the same whether stored as 1, 1.0 or "1"."""
     if pd.api.types.is_float_dtype(values):
-        known = values.to_numpy(dtype=np.float64, na_value=np.nan)
-        return ["" if np.isnan(v) else str(int(v)) if v.is_integer() else str(v) for v in known.tolist()]
+        numbers = values.to_numpy(dtype=np.float64, na_value=np.nan)
+        return ["" if np.isnan(v) else str(int(v)) if v.is_integer() else str(v) for v in numbers.tolist()]
     return ["" if absent else str(v).strip() for v, absent in zip(values.tolist(), values.isna().tolist(), strict=True)]
 
 

@@ -134,8 +134,8 @@ class Cohort:
 
     def widened(self, schema: Schema) -> Schema:
         """The schema by which a source also reads the columns that only the steps need; for reading alone."""
-        known = {name for column in schema.columns if column.is_read for name in column.record_names}
-        more = [Column(name=name, kind="categorical", role="time") for name in self.names if name not in known]
+        read_names = {name for column in schema.columns if column.is_read for name in column.record_names}
+        more = [Column(name=name, kind="categorical", role="time") for name in self.names if name not in read_names]
         return schema.model_copy(update={"columns": (*schema.columns, *more)})
 
     def select(
@@ -206,10 +206,10 @@ def _rows_where(frames: Iterable[pd.DataFrame], condition: Expression, what: str
 
 
 def _one_each(frames: Iterable[pd.DataFrame], step: Step, what: str) -> Iterator[pd.DataFrame]:
-    found = list(frames)
-    if not found:
+    tables = list(frames)
+    if not tables:
         return
-    table = pd.concat(found, ignore_index=True)
+    table = pd.concat(tables, ignore_index=True)
     require_names(table.columns.tolist(), (step.by,), what)
     if (table[_PATIENT] == "").any():
         raise DataError(f"{what}: a row names no patient; keep only rows that do, by a step before.")

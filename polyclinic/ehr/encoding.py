@@ -134,12 +134,12 @@ def feature_names(schema: Schema) -> tuple[str, ...]:
 
 def feature_slices(schema: Schema) -> list[tuple[Column, slice]]:
     """The feature columns and where their cells' encoded columns are, without the indicators that follow them."""
-    found, start = [], 0
+    located, start = [], 0
     for column in schema.features:
         width = len(_encoded_names(column))
-        found.append((column, slice(start, start + width)))
+        located.append((column, slice(start, start + width)))
         start += width * (2 if column.indicator else 1)
-    return found
+    return located
 
 
 def standardised_mask(schema: Schema) -> Bools:
@@ -158,10 +158,10 @@ def nullable_mask(schema: Schema) -> Bools:
 
 
 def _mask(schema: Schema, chosen: Callable[[Column], bool]) -> Bools:
-    found = np.zeros(len(feature_names(schema)), dtype=bool)
+    mask = np.zeros(len(feature_names(schema)), dtype=bool)
     for column, at in feature_slices(schema):
-        found[at] = chosen(column)
-    return found
+        mask[at] = chosen(column)
+    return mask
 
 
 def encoded_fill(column: Column) -> Floats:

@@ -75,11 +75,11 @@ def steps(measure: Measure, count: int, hours: float) -> tuple[Measure, ...]:
     """
     named = [replace(measure, name=f"{measure.name}_{step:02d}") for step in range(count)]
     if not hours:
-        return tuple(replace(one, position=step) for step, one in enumerate(named))
+        return tuple(replace(step_measure, position=step) for step, step_measure in enumerate(named))
     begin = measure.start if math.isfinite(measure.start) else 0.0
     return tuple(
-        replace(one, start=begin + step * hours, end=min(measure.end, begin + (step + 1) * hours))
-        for step, one in enumerate(named)
+        replace(step_measure, start=begin + step * hours, end=min(measure.end, begin + (step + 1) * hours))
+        for step, step_measure in enumerate(named)
     )
 
 
@@ -102,9 +102,10 @@ def one_row_each(
         DataError: Naming ``source`` and column, never a value.
     """
     number = pd.Index(patients["patient"]).get_indexer(pd.Index(events["patient"]))
-    known, row = events[number >= 0], number[number >= 0]
+    own_events, row = events[number >= 0], number[number >= 0]
     return pd.DataFrame(
-        {measure.name: _column(patients, known, row, measure, source) for measure in measures}, index=patients.index
+        {measure.name: _column(patients, own_events, row, measure, source) for measure in measures},
+        index=patients.index,
     )
 
 
@@ -113,8 +114,8 @@ def matching(codes: pd.Series, wanted: Sequence[str]) -> Bools:
     if not wanted:
         return np.ones(len(codes), dtype=bool)
     exact, starts = set(wanted), tuple(code[:-1] for code in wanted if code.endswith("*"))
-    known = [code for code in codes.unique().tolist() if code in exact or str(code).startswith(starts)]
-    return np.asarray(codes.isin(known), dtype=bool)
+    matches = [code for code in codes.unique().tolist() if code in exact or str(code).startswith(starts)]
+    return np.asarray(codes.isin(matches), dtype=bool)
 
 
 def _column(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Measure, source: str) -> pd.Series:
@@ -128,8 +129,8 @@ def _column(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Me
     if "event" in events.columns and measure.take != "codes":
         first = ~events["event"].duplicated().to_numpy()
         events, row = events[first], row[first]
-    found = _taken(patients, events, row, measure, source)
-    out = pd.Series(found, index=range(len(patients)), dtype=object if found.dtype == object else None)
+    values = _taken(patients, events, row, measure, source)
+    out = pd.Series(values, index=range(len(patients)), dtype=object if values.dtype == object else None)
     if measure.default is not None and measure.take not in ("count", "any", "codes"):
         out = out.astype(object).where(out.notna(), measure.default)
     out.index = patients.index
@@ -143,8 +144,8 @@ def _taken(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Mea
         return pd.Series(counts if measure.take == "count" else (counts > 0).astype(np.int64))
     if measure.take == "codes":
         return _code_sets(events["code"], row, measure, size)
-    values, known = _values(events, measure, source)
-    values, events, row = values[known], events[known], row[known]
+    values, usable = _values(events, measure, source)
+    values, events, row = values[usable], events[usable], row[usable]
     if measure.take in _NUMERIC:
         return values.astype(np.float64).groupby(row).agg(measure.take).reindex(range(size))
     time = events["time"].to_numpy() if "time" in events.columns else 0
@@ -171,23 +172,23 @@ def _values(events: pd.DataFrame, measure: Measure, source: str) -> tuple[pd.Ser
     if measure.values:
         read = [measure.values.get(cell, cell) or None for cell in texts(cells)]
         cells = pd.Series(read, dtype=object)
-    known = cells.notna().to_numpy(dtype=bool)
+    usable = cells.notna().to_numpy(dtype=bool)
     if not (measure.units or measure.within or measure.limits or measure.take in _NUMERIC):
-        return cells, known
+        return cells, usable
     if measure.limits:
         cells = read_numbers(pd.Series(texts(cells), dtype=object)).values
-    numbers = pd.to_numeric(cells.where(known), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if not np.isfinite(numbers[known]).all():
+    numbers = pd.to_numeric(cells.where(usable), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if not np.isfinite(numbers[usable]).all():
         raise DataError(f"{source}: column {measure.name!r}: a value is not a finite number; read it by 'values'.")
     if measure.units:
         units = pd.Series(texts(events["unit"]))
-        if not units[known].isin(list(measure.units)).all():
+        if not units[usable].isin(list(measure.units)).all():
             raise DataError(f"{source}: column {measure.name!r}: a value has a unit that 'units' does not list.")
         factor, offset = (units.map({unit: pair[i] for unit, pair in measure.units.items()}) for i in (0, 1))
         numbers = numbers * factor.to_numpy(dtype=np.float64) + offset.to_numpy(dtype=np.float64)
     if measure.within is not None:
-        known = known & (numbers >= measure.within[0]) & (numbers <= measure.within[1])
-    return pd.Series(numbers), known
+        usable = usable & (numbers >= measure.within[0]) & (numbers <= measure.within[1])
+    return pd.Series(numbers), usable
 
 
 def _hours(patients: pd.DataFrame, events: pd.DataFrame, row: Ints) -> Floats:

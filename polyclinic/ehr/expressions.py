@@ -106,9 +106,9 @@ def numbers(cells: pd.Series, what: str) -> Floats:
     """Cells as floats, NaN where they are missing or infinite. Raises DataError for others."""
     if pd.api.types.is_numeric_dtype(cells):
         return _finite(cells.to_numpy(dtype=np.float64, na_value=np.nan))
-    known = pd.Series(texts(cells), dtype=object)
-    out = pd.to_numeric(known.where(known != ""), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    if (np.isnan(out) & (known != "").to_numpy()).any():
+    cell_texts = pd.Series(texts(cells), dtype=object)
+    out = pd.to_numeric(cell_texts.where(cell_texts != ""), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    if (np.isnan(out) & (cell_texts != "").to_numpy()).any():
         raise DataError(f"{what}: a cell is no number; compare the column with a text, in quotes.")
     return _finite(out)
 
@@ -131,7 +131,7 @@ class _Reader:
                 return lambda table: ~inner(table)
             case ast.Compare(left=left, ops=ops, comparators=rights):
                 pairs = zip([left, *rights[:-1]], ops, rights, strict=True)
-                parts = [self._comparison(one, op, other) for one, op, other in pairs]
+                parts = [self._comparison(first, op, other) for first, op, other in pairs]
                 return lambda table: np.asarray(np.logical_and.reduce([part(table) for part in parts]), dtype=bool)
             case ast.Call() if _function(node) == "missing":
                 (cell,) = _arguments(node, 1)
@@ -153,8 +153,8 @@ class _Reader:
                 inner = self.number(operand)
                 return (lambda table: -inner(table)) if isinstance(sign, ast.USub) else inner
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                one, other, apply = self.number(left), self.number(right), _ARITHMETIC[type(op)]
-                return lambda table: _calculated(apply, one(table), other(table))
+                number_of_left, other, apply = self.number(left), self.number(right), _ARITHMETIC[type(op)]
+                return lambda table: _calculated(apply, number_of_left(table), other(table))
             case ast.Call() if _function(node) == "abs":
                 inner = self.number(_arguments(node, 1)[0])
                 return lambda table: np.abs(inner(table))
@@ -189,8 +189,8 @@ class _Reader:
         if all(quoted):
             raise ConfigError(f"{_written(left)} and {_written(right)} are both texts; one side must be a column.")
         if same and all(a or b for a, b in zip(plain, quoted, strict=True)):
-            one, other = self._text(left), self._text(right)
-            return lambda table: _compared(apply, one(table), other(table))
+            left_text, other = self._text(left), self._text(right)
+            return lambda table: _compared(apply, left_text(table), other(table))
         if any(quoted) and any(plain):
             begin, end = self.date(left), self.date(right)
             return lambda table: np.asarray(apply(begin(table), end(table)), dtype=bool)
@@ -326,16 +326,16 @@ def _calculated(apply: np.ufunc, one: Floats, other: Floats) -> Floats:
 
 
 def _compared(apply: Callable[..., object], one: NDArray, other: NDArray) -> Bools:  # type: ignore[type-arg]
-    known = ~(pd.isna(one) | pd.isna(other))
-    return np.asarray(known & np.asarray(apply(one, other)), dtype=bool)
+    present = ~(pd.isna(one) | pd.isna(other))
+    return np.asarray(present & np.asarray(apply(one, other)), dtype=bool)
 
 
 def _among(cells: NDArray, wanted: list[str] | list[float], inside: bool) -> Bools:  # type: ignore[type-arg]
-    found = pd.Series(cells).isin(wanted).to_numpy(dtype=bool)
-    return np.asarray(found if inside else ~found & ~pd.isna(cells), dtype=bool)
+    inside_list = pd.Series(cells).isin(wanted).to_numpy(dtype=bool)
+    return np.asarray(inside_list if inside else ~inside_list & ~pd.isna(cells), dtype=bool)
 
 
 def _has(cells: pd.Series, wanted: list[str]) -> Bools:
     codes = pd.Series(texts(cells), dtype=object).str.split(";").explode().astype(object).str.strip()
-    found = pd.Series(matching(codes, wanted) & (codes != "").to_numpy(), index=codes.index)
-    return np.asarray(found.groupby(level=0).any(), dtype=bool)
+    matches = pd.Series(matching(codes, wanted) & (codes != "").to_numpy(), index=codes.index)
+    return np.asarray(matches.groupby(level=0).any(), dtype=bool)

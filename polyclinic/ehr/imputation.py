@@ -39,11 +39,11 @@ def _is_nan(column: Column) -> bool:
 
 def missing(x: Floats, schema: Schema) -> Bools:
     """(rows, features) bool: the entries of missing cells, NaN or of a one-hot with no category."""
-    found = np.isnan(x)
+    mask = np.isnan(x)
     for column, at in feature_slices(schema):
         if column.kind == "categorical" and column.nullable:
-            found[:, at] = ~x[:, at].any(axis=1, keepdims=True)
-    return found
+            mask[:, at] = ~x[:, at].any(axis=1, keepdims=True)
+    return mask
 
 
 def check_fills(schema: Schema) -> None:
@@ -87,10 +87,10 @@ class Imputer:
     @cached_property
     def digest(self) -> str:
         """SHA-256 (hex) over the features' names and the moments."""
-        found = sha256(json.dumps(self.features).encode())
+        hashed = sha256(json.dumps(self.features).encode())
         for part in (self.mean, self.covariance):
-            found.update(np.ascontiguousarray(part).tobytes())
-        return found.hexdigest()
+            hashed.update(np.ascontiguousarray(part).tobytes())
+        return hashed.hexdigest()
 
     def check(self, schema: Schema) -> None:
         """Raises ConfigError unless the imputer is of the schema's features."""
@@ -122,15 +122,15 @@ class Imputer:
     def _conditional(self, seen: Floats, pattern: Bools, rng: np.random.Generator | None) -> Floats:
         between = self.covariance[np.ix_(pattern, ~pattern)]
         weights = np.linalg.solve(self.covariance[np.ix_(~pattern, ~pattern)], between.T).T
-        found = np.tile(self.mean[pattern], (len(seen), 1))
+        imputed = np.tile(self.mean[pattern], (len(seen), 1))
         # Feature by feature: a matrix product's rounding would depend on how many other rows there are.
         for number, centred in enumerate((seen - self.mean[~pattern]).T):
-            found += centred[:, None] * weights[:, number]
+            imputed += centred[:, None] * weights[:, number]
         if rng is not None:
             left = self.covariance[np.ix_(pattern, pattern)] - weights @ between.T
             values, vectors = np.linalg.eigh((left + left.T) / 2)
-            found = found + rng.standard_normal(found.shape) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
-        return np.asarray(found, dtype=np.float64)
+            imputed = imputed + rng.standard_normal(imputed.shape) @ (vectors * np.sqrt(np.maximum(values, 0.0))).T
+        return np.asarray(imputed, dtype=np.float64)
 
     def write(self, path: str | Path) -> None:
         """The imputer as JSON, which ``read`` reads back."""
@@ -144,8 +144,10 @@ class Imputer:
     def read(cls, path: str | Path) -> Imputer:
         """Raises DataError for a file that is missing or is none."""
         try:
-            told = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.checked(tuple(told["features"]), np.array(told["mean"]), np.array(told["covariance"]))
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            return cls.checked(
+                tuple(document["features"]), np.array(document["mean"]), np.array(document["covariance"])
+            )
         except FileNotFoundError:
             raise DataError(f"There is no imputer file {path}; `polyclinic prepare --imputer` writes one.") from None
         except (OSError, ValueError, KeyError, TypeError):
@@ -252,10 +254,10 @@ def _bare(x: Floats, schema: Schema) -> Floats:
 
 
 def _lowest(schema: Schema) -> Floats:
-    found = np.zeros(len(feature_names(schema)))
+    lowest = np.zeros(len(feature_names(schema)))
     for column, at in feature_slices(schema):
-        found[at] = least(column)
-    return found
+        lowest[at] = least(column)
+    return lowest
 
 
 def least(column: Column) -> float:

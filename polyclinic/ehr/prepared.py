@@ -86,9 +86,9 @@ def cell_count(column: Column, bins: int) -> int:
 
 def check_columns(schema: Schema, names: tuple[str, ...]) -> None:
     """Raises ConfigError for a name that is not a feature, and for none."""
-    known = [column.name for column in schema.features]
-    if strange := [name for name in names if name not in known]:
-        raise ConfigError(f"There is no feature column {strange[0]!r} to prepare; there are {several(known, 20)}.")
+    features = [column.name for column in schema.features]
+    if strange := [name for name in names if name not in features]:
+        raise ConfigError(f"There is no feature column {strange[0]!r} to prepare; there are {several(features, 20)}.")
     if not names:
         raise ConfigError("There is no column to prepare; name at least one.")
 
@@ -113,18 +113,18 @@ def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tu
         DataError: When no feature is left.
     """
     columns: list[Column] = []
-    told: dict[str, dict[str, Any]] = {}
+    reports: dict[str, dict[str, Any]] = {}
     for column in schema.columns:
         if column.name not in counted:
             columns.append(column)
             continue
-        better, found = _prepare(column, counted[column.name], rules)
+        better, report = _prepare(column, counted[column.name], rules)
         columns.append(better)
-        told[column.name] = found
+        reports[column.name] = report
     if all(column.role != "feature" for column in columns):
         raise DataError("Every feature column has more missing cells than most_missing allows; allow more.")
     still = kept_rules(schema.rules, columns)
-    return Schema(name=schema.name, unit=schema.unit, columns=tuple(columns), rules=still), told
+    return Schema(name=schema.name, unit=schema.unit, columns=tuple(columns), rules=still), reports
 
 
 def standard_error(column: Column, counted: Counted) -> float:
@@ -139,9 +139,9 @@ def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, di
     if column.nullable and column.kind != "code_set" and not column.is_open:
         patients, missing = patients[:-1], float(patients[-1])
         share = float(np.clip(missing / max(missing + patients.sum(), 1.0), 0.0, 1.0))
-    found: dict[str, Any] = {"missing": share, "dropped": share > rules.most_missing}
-    if found["dropped"]:
-        return column.model_copy(update={"role": "ignore"}), found
+    report: dict[str, Any] = {"missing": share, "dropped": share > rules.most_missing}
+    if report["dropped"]:
+        return column.model_copy(update={"role": "ignore"}), report
     if column.kind in NUMERIC:
         changes = _numeric(column, patients, counted.error, rules)
     elif column.kind in ("categorical", "code_set"):
@@ -150,7 +150,7 @@ def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, di
         names = column.categories or (0.0, 1.0)
         changes = {"fill": names[int(patients.argmax())]}
     better = Column.model_validate(column.model_dump() | changes)
-    return better, found | {name: getattr(better, name) for name in changes}
+    return better, report | {name: getattr(better, name) for name in changes}
 
 
 def _numeric(column: Column, patients: Floats, error: float, rules: Rules) -> dict[str, Any]:
@@ -243,12 +243,12 @@ def _listed(column: Column, patients: Floats, found: tuple[str, ...], rules: Rul
     named = {name: float(n) for name, n in zip(names, patients, strict=True) if name != column.other}
     enough = [name for name, count in named.items() if count >= rules.fewest or not rules.fewest]
     commonest = set(sorted(enough, key=lambda name: (-named[name], name))[: rules.most_categories])
-    kept = tuple(name for name in names if name in commonest)
+    listed = tuple(name for name in names if name in commonest)
     other = column.other
-    if not other and len(kept) < len(named):
-        other = next(name for name in (_OTHER, "any other", "not listed") if name not in kept)
-    changes: dict[str, Any] = {"categories": (*kept, other) if other else kept, "other": other}
+    if not other and len(listed) < len(named):
+        other = next(name for name in (_OTHER, "any other", "not listed") if name not in listed)
+    changes: dict[str, Any] = {"categories": (*listed, other) if other else listed, "other": other}
     if column.kind == "categorical":
-        changes["drop_first"] = column.drop_first and bool(kept)
-        changes["fill"] = max(kept, key=lambda name: named[name]) if kept else other
+        changes["drop_first"] = column.drop_first and bool(listed)
+        changes["fill"] = max(listed, key=lambda name: named[name]) if listed else other
     return changes

@@ -73,11 +73,11 @@ def _violations(records: pd.DataFrame, rule: str, columns: Sequence[Column]) -> 
     cells = [name for name in expression.names if _column(name, columns).kind != "code_set"]
     asked = broken = 0
     for table in _visits(records, expression, columns):
-        known = np.ones(len(table), dtype=bool)
+        present = np.ones(len(table), dtype=bool)
         for name in cells:
-            known &= np.array([cell != "" for cell in texts(table[name])], dtype=bool)
-        asked += int(known.sum())
-        broken += int((known & ~expression.holds(table)).sum())
+            present &= np.array([cell != "" for cell in texts(table[name])], dtype=bool)
+        asked += int(present.sum())
+        broken += int((present & ~expression.holds(table)).sum())
     return Violations(rule, asked, broken)
 
 
@@ -95,17 +95,17 @@ def _read(rule: str, columns: Sequence[Column]) -> Expression:
     if _MISSING.search(rule):
         raise DataError(f"Schema rule {rule!r}: it is asked only where all is recorded; leave missing() out.")
     try:
-        found = parse(rule, names, f"Schema rule {rule!r}")
+        parsed = parse(rule, names, f"Schema rule {rule!r}")
     except ConfigError as error:
         raise DataError(str(error)) from None
-    if not found.names:
+    if not parsed.names:
         raise DataError(f"Schema rule {rule!r}: it names no column; write a condition such as: dbp < sbp.")
-    steps = {column.steps for name in found.names if (column := _column(name, allowed)).steps and column.name == name}
+    steps = {column.steps for name in parsed.names if (column := _column(name, allowed)).steps and column.name == name}
     if len(steps) > 1:
         raise DataError(
             f"Schema rule {rule!r}: its trajectories have {sorted(steps)} visits; they need the same number."
         )
-    return found
+    return parsed
 
 
 def _column(name: str, columns: Sequence[Column]) -> Column:

@@ -91,12 +91,12 @@ class Shard:
     @cached_property
     def digest(self) -> str:
         """Identifies the records: SHA-256 (hex) over the arrays."""
-        found = sha256(f"{self.x.shape}".encode())
+        hashed = sha256(f"{self.x.shape}".encode())
         for part in (self.x, self.y, self.patient, self.is_test):
-            found.update(np.ascontiguousarray(part).data)
+            hashed.update(np.ascontiguousarray(part).data)
         for name, cells in sorted(self.cells.items()):
-            found.update(json.dumps([name, *cells]).encode())
-        return found.hexdigest()
+            hashed.update(json.dumps([name, *cells]).encode())
+        return hashed.hexdigest()
 
     @cached_property
     def contents(self) -> str:

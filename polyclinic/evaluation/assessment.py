@@ -88,7 +88,7 @@ def assess(
         "resamples": count,
         "pooled": pooled,
         "macro": _macro(each, by),
-        "sites": {name: one.told for name, one in each.items()},
+        "sites": {name: judged.told for name, judged in each.items()},
         "worst": {metric: _worst(each, metric) for metric in by.titles},
         "gap": {metric: _gap(each, metric) for metric in by.titles},
         "groups": _groups(usable, column, groups, count, seed, by) if column else None,
@@ -102,10 +102,10 @@ def pool(sites: Mapping[str, Predictions]) -> Predictions:
     for part in parts:
         patient.append(part.patient + offset)
         offset += int(part.patient.max(initial=-1)) + 1
-    told = [part.group for part in parts if part.group is not None]
+    groups = [part.group for part in parts if part.group is not None]
     return Predictions(
         np.concatenate([part.labels for part in parts]), np.concatenate([part.scores for part in parts]),
-        np.concatenate(patient), np.concatenate(told) if len(told) == len(parts) else None,
+        np.concatenate(patient), np.concatenate(groups) if len(groups) == len(parts) else None,
     )  # fmt: skip
 
 
@@ -214,74 +214,74 @@ def estimate(value: float, draws: Floats) -> dict[str, float | None]:
 
     The interval is ``None`` where all resamples agree (an AUROC of 1): that comes of few patients, and not of a sure value.
     """
-    found = Interval(value if np.isfinite(value) else None)
+    interval = Interval(value if np.isfinite(value) else None)
     if np.isfinite(value) and len(draws) and np.isfinite(draws).all() and np.ptp(draws) > 1e-12:
-        found = percentiles(value, draws)
-    return asdict(found)
+        interval = percentiles(value, draws)
+    return asdict(interval)
 
 
 def _macro(sites: Mapping[str, Judged], by: Judge) -> Estimates:
     """The mean over the hospitals that define a metric; its interval only where each of them has one."""
-    found = {}
+    macro = {}
     for metric in by.titles:
-        known = _defined_values(sites, metric)
-        drawn = [sites[name].draws[metric] for name in known if metric in sites[name].draws]
-        draws = np.mean(drawn, axis=0) if drawn and len(drawn) == len(known) else np.empty(0)
-        found[metric] = estimate(float(np.mean([*known.values()])) if known else np.nan, draws)
-    return found
+        defined = _defined_values(sites, metric)
+        drawn = [sites[name].draws[metric] for name in defined if metric in sites[name].draws]
+        draws = np.mean(drawn, axis=0) if drawn and len(drawn) == len(defined) else np.empty(0)
+        macro[metric] = estimate(float(np.mean([*defined.values()])) if defined else np.nan, draws)
+    return macro
 
 
 def _defined_values(parts: Mapping[str, Judged], metric: str) -> dict[str, float]:
-    found = {name: one.told[metric]["value"] for name, one in parts.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    values = {name: judged.told[metric]["value"] for name, judged in parts.items()}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     """The hospital that does worst, by name, with its own estimate; None where none defines the metric."""
-    known = _defined_values(parts, metric)
-    if not known:
+    defined = _defined_values(parts, metric)
+    if not defined:
         return None
     worst = (
-        min(known, key=known.__getitem__)
+        min(defined, key=defined.__getitem__)
         if metric in LARGER_IS_BETTER or metric.startswith("auroc")
-        else max(known, key=lambda name: abs(known[name]))
+        else max(defined, key=lambda name: abs(defined[name]))
     )
     return {"name": worst, **parts[worst].told[metric]}
 
 
 def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
     """The largest value less the smallest, and of whom; None of fewer than two. The interval is of just these two."""
-    known = _defined_values(parts, metric)
-    if len(known) < 2:
+    defined = _defined_values(parts, metric)
+    if len(defined) < 2:
         return None
-    high, low = max(known, key=known.__getitem__), min(known, key=known.__getitem__)
+    high, low = max(defined, key=defined.__getitem__), min(defined, key=defined.__getitem__)
     top, bottom = parts[high].draws.get(metric), parts[low].draws.get(metric)
     draws = np.empty(0) if top is None or bottom is None else top - bottom
-    return {"highest": high, "lowest": low, **estimate(known[high] - known[low], draws)}
+    return {"highest": high, "lowest": low, **estimate(defined[high] - defined[low], draws)}
 
 
 def _groups(
     sites: Mapping[str, Predictions], column: str, names: Sequence[str], count: int, seed: int, by: Judge
 ) -> dict[str, Any]:
     """Metrics of each group over all hospitals together, never of a group at one hospital; of small groups nothing."""
-    silent = [name for name, one in sites.items() if one.group is None]
+    silent = [name for name, rows in sites.items() if rows.group is None]
     if silent:
         why = f"the policy of {len(silent)} of {len(sites)} hospitals does not let the column {column!r} leave"
         return {"column": column, "undefined": why, "groups": {}, "gap": {}}
     together = pool(sites)
     assert together.group is not None
-    found: dict[str, dict[str, Any]] = {}
+    groups: dict[str, dict[str, Any]] = {}
     shown: dict[str, Judged] = {}
     for number, name in enumerate(names):
         rows = together.where(together.group == number)
         patients = len(np.unique(rows.patient))
         if patients >= SMALLEST_GROUP:
             shown[name] = judge(rows, count, generator(seed, "bootstrap", "group", name), by)
-            found[name] = {"about": int(round(patients, -1)), "metrics": shown[name].told}
+            groups[name] = {"about": int(round(patients, -1)), "metrics": shown[name].told}
         elif patients:
-            found[name] = {"about": None, "metrics": None}
+            groups[name] = {"about": None, "metrics": None}
     gap = {metric: _gap(shown, metric) for metric in by.titles}
-    return {"column": column, "undefined": None, "groups": found, "gap": gap}
+    return {"column": column, "undefined": None, "groups": groups, "gap": gap}
 
 
 def calibration_curve(chance: Floats, event: Bools) -> list[dict[str, float | None]]:
@@ -292,13 +292,13 @@ def calibration_curve(chance: Floats, event: Bools) -> list[dict[str, float | No
     """
     inside = binned(chance).astype(np.float64)
     counts = inside.sum(axis=0)
-    found: list[dict[str, float | None]] = []
+    bins: list[dict[str, float | None]] = []
     for k in np.flatnonzero(counts):
         observed, low, high = wilson(int(inside[:, k] @ event), int(counts[k])).ends
         predicted = float(inside[:, k] @ chance / counts[k])
         share = float(counts[k] / len(chance))
-        found.append({"share": share, "predicted": predicted, "observed": observed, "low": low, "high": high})
-    return found
+        bins.append({"share": share, "predicted": predicted, "observed": observed, "low": low, "high": high})
+    return bins
 
 
 def net_benefit(chance: Floats, event: Bools) -> Callable[[Floats], Floats]:

@@ -18,13 +18,13 @@ def group_names(schema: Schema, column: str) -> list[str]:
 
     Raises ConfigError unless it is a feature column with one cell in a row.
     """
-    found = _column(schema, column)
-    if found.kind == "binary":
-        return [*(found.categories or ("0", "1")), MISSING]
-    if found.categories:
-        return [*found.categories, MISSING]
-    edges = [f"{edge:g}" for edge in np.linspace(*(found.bounds or (0.0, 1.0)), QUARTERS + 1)]
-    unit = f" {found.unit}" if found.unit else ""
+    grouping = _column(schema, column)
+    if grouping.kind == "binary":
+        return [*(grouping.categories or ("0", "1")), MISSING]
+    if grouping.categories:
+        return [*grouping.categories, MISSING]
+    edges = [f"{edge:g}" for edge in np.linspace(*(grouping.bounds or (0.0, 1.0)), QUARTERS + 1)]
+    unit = f" {grouping.unit}" if grouping.unit else ""
     return [*(f"{low} to {high}{unit}" for low, high in zip(edges, edges[1:], strict=False)), MISSING]
 
 
@@ -39,10 +39,10 @@ def group_numbers(x: Floats, schema: Schema, column: str) -> Ints:
     Raises:
         ConfigError: As ``group_names`` does.
     """
-    found, names = _column(schema, column), group_names(schema, column)
+    grouping, names = _column(schema, column), group_names(schema, column)
     values = column_values(x, schema, column)
-    if found.bounds:
-        low, high = found.bounds
+    if grouping.bounds:
+        low, high = grouping.bounds
         values = np.minimum(np.floor(QUARTERS * (values - low) / (high - low)), QUARTERS - 1)
     return np.asarray(np.where(np.isnan(values), len(names) - 1, np.nan_to_num(values)), dtype=np.int64)
 

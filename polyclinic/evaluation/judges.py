@@ -162,9 +162,9 @@ def _rank_metrics(labels: Labels, scores: Floats, weights: Floats) -> Floats:
     """(B, 2) quadratic weighted kappa of the likeliest class (Cohen 1968), and the mean distance of its rank from the label's."""
     guessed, classes = scores.argmax(axis=1), scores.shape[1]
     total = weights.sum(axis=1)
-    seen, said = (weights @ (values[:, None] == np.arange(classes)) for values in (labels, guessed))
+    seen, predicted = (weights @ (values[:, None] == np.arange(classes)) for values in (labels, guessed))
     apart = (np.arange(classes)[:, None] - np.arange(classes)) ** 2.0
-    by_chance = np.einsum("bi,ij,bj->b", seen, apart, said) / total
+    by_chance = np.einsum("bi,ij,bj->b", seen, apart, predicted) / total
     kappa = 1 - ratio(weights @ (labels - guessed) ** 2.0, by_chance)
     return np.stack([kappa, weights @ np.abs(labels - guessed) / total], axis=1)
 

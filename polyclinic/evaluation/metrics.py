@@ -92,8 +92,8 @@ def average_precision(positive: Bools, score: Floats) -> float | None:
         return None
     order = np.argsort(-score, kind="stable")
     last_of_tie = np.append(np.flatnonzero(np.diff(score[order])), positive.size - 1)
-    found = np.cumsum(positive[order])[last_of_tie]
-    return float(np.sum(np.diff(found, prepend=0) / hits * found / (last_of_tie + 1)))
+    true_positives = np.cumsum(positive[order])[last_of_tie]
+    return float(np.sum(np.diff(true_positives, prepend=0) / hits * true_positives / (last_of_tie + 1)))
 
 
 def macro_average(sites: Iterable[Mapping[str, float | None]]) -> Metrics:
@@ -149,14 +149,14 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
     guessed, one_hot = scores.argmax(axis=1), labels[:, None] == np.arange(classes)
     squared = (scores - one_hot) ** 2
     of_label = scores[np.arange(len(labels)), labels].clip(SMALLEST_PROBABILITY, 1.0)
-    chosen = [1] if classes == 2 else [int(one) for one in np.unique(labels)]
+    chosen = [1] if classes == 2 else [int(label) for label in np.unique(labels)]
     ranked = np.mean([_ranked(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
     guessing = np.mean([_guessing(one_hot[:, c], guessed == c, weights) for c in chosen], axis=0)
     chance, event = judged(labels, scores)
     off = weights @ (binned(chance) * (chance - event)[:, None])
     unknown = np.full(len(weights), np.nan)
     brier = squared[:, 1] if classes == 2 else squared.sum(axis=1)
-    found = {
+    by_metric = {
         "auroc": ranked[0],
         "auprc": ranked[1],
         "accuracy": weights @ (guessed == labels) / total,
@@ -170,7 +170,7 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
         "calibration_in_the_large": off.sum(axis=1) / total,
         "calibration_slope": _slope(chance, event, weights),
     }
-    return np.stack([found[name] for name in METRICS], axis=1)
+    return np.stack([by_metric[name] for name in METRICS], axis=1)
 
 
 def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
@@ -228,12 +228,12 @@ def _ranked(positive: Bools, score: Floats, weights: Floats) -> Floats:
     gained = placed * positive[order]
     if len(begins) < len(order):
         placed, gained = (np.add.reduceat(part, begins, axis=1) for part in (placed, gained))
-    seen, found = np.cumsum(placed, axis=1), np.cumsum(gained, axis=1)
-    hits, misses = found[:, -1], seen[:, -1] - found[:, -1]
-    area = _dot(placed, found) - _dot(gained, found) - (_dot(placed, gained) - _dot(gained, gained)) / 2
-    allowed = seen - found <= (1 - SPECIFICITY) * misses[:, None] + 1e-9
-    average = _dot(gained, np.divide(found, seen, out=np.zeros_like(seen), where=seen > 0))
-    best = np.max(found, axis=1, where=allowed, initial=0.0)
+    seen, positives = np.cumsum(placed, axis=1), np.cumsum(gained, axis=1)
+    hits, misses = positives[:, -1], seen[:, -1] - positives[:, -1]
+    area = _dot(placed, positives) - _dot(gained, positives) - (_dot(placed, gained) - _dot(gained, gained)) / 2
+    allowed = seen - positives <= (1 - SPECIFICITY) * misses[:, None] + 1e-9
+    average = _dot(gained, np.divide(positives, seen, out=np.zeros_like(seen), where=seen > 0))
+    best = np.max(positives, axis=1, where=allowed, initial=0.0)
     with np.errstate(invalid="ignore", divide="ignore"):
         return np.where(hits * misses > 0, np.stack([area / misses, average, best]) / hits, np.nan)
 

@@ -172,17 +172,19 @@ def warnings(
         ledgers: Each with ``name`` and ``intact``, which is "broken" where its chain of entries does not verify.
         delta: Of the run, ``None`` if not known.
     """
-    found = []
+    sentences = []
     broken = [str(ledger["name"]) for ledger in ledgers if ledger["intact"] == "broken"]
     if broken:
-        found.append(f"The ledger of {several(broken)} does not verify: entries were changed after they were written.")
+        sentences.append(
+            f"The ledger of {several(broken)} does not verify: entries were changed after they were written."
+        )
     bare = [name for name, site in sites.items() if site.get("epsilon") is None and site.get("rounds_joined")]
     if bare:
-        found.append(f"What {several(bare)} spent is not known, though patients there were trained on.")
+        sentences.append(f"What {several(bare)} spent is not known, though patients there were trained on.")
     loose = [name for name, site in sites.items() if delta and delta * float(site.get("patients") or 0) >= 1]
     if loose:
-        found.append(
+        sentences.append(
             f"Delta is not below one over the number of patients at {several(loose)}: at that size the guarantee "
             "permits revealing one patient outright."
         )
-    return found
+    return sentences

@@ -67,7 +67,7 @@ def attack_run(
         ConfigError: As ``read_target`` and for a column that cannot be guessed.
     """
     target = read_target(path, seed, delta, doing)
-    found = _attack_synthetic(target) if target.program.draws else _attack_model(target, shadows, sensitive)
+    results = _attack_synthetic(target) if target.program.draws else _attack_model(target, shadows, sensitive)
     doing("canaries")
     audit, privacy = _audit(target, delta, canaries), target.summary.privacy
     whole: dict[str, Any] = {
@@ -75,7 +75,7 @@ def attack_run(
         "members": target.members.patients, "non_members": target.non_members.patients, "unit": privacy.unit,
         "claimed": {"epsilon": privacy.epsilon, "delta": privacy.delta, "relation": privacy.relation},
         "allowed": privacy.risk if privacy.private else None, "audit": audit, "membership": [], "attributes": [],
-        "gradients": None, "closest": None, "identification": [], **found,
+        "gradients": None, "closest": None, "identification": [], **results,
         "left_out": target.left_out,
     }  # fmt: skip
     write_file(target.run.attacks_file, json.dumps(whole, indent=2, allow_nan=False))
@@ -89,11 +89,11 @@ def _audit(target: Target, delta: float | None, canaries: int) -> dict[str, Any]
         return None
     try:
         subject = subject_of_run(target.run.path, target.seed, delta=delta)
-        found = guess(subject, canaries, (canaries // 3,), _CONFIDENCE, white_box=True)
+        bound = guess(subject, canaries, (canaries // 3,), _CONFIDENCE, white_box=True)
     except PolyclinicError as error:
         target.leave_out("audit with canaries", str(error))
         return None
-    return asdict(found) | {"epsilon_claimed": subject.epsilon, "delta": subject.delta}
+    return asdict(bound) | {"epsilon_claimed": subject.epsilon, "delta": subject.delta}
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,26 +194,26 @@ def _attack_model(target: Target, shadows: int, sensitive: Sequence[str]) -> dic
 
     Raises ConfigError for a sensitive column that cannot be guessed.
     """
-    known, attacked = attributes.split_known(target.non_members.patients, target.seed)
+    background, attacked = attributes.split_known(target.non_members.patients, target.seed)
     # Wrong input is told before any work.
-    secrets = attributes.secrets(target.schema, _one_each(target.non_members, known)[0], sensitive)
-    found: dict[str, Any] = {}
+    secrets = attributes.secrets(target.schema, _one_each(target.non_members, background)[0], sensitive)
+    results: dict[str, Any] = {}
     if target.program.keeps_arrays:
         for attack in ("who took part", "secret columns"):
             target.leave_out(attack, "layers stay at hospitals, and what the server has of them was never trained")
     else:
-        found["membership"] = _membership(target, shadows)
+        results["membership"] = _membership(target, shadows)
         target.doing("secret columns")
-        found["attributes"] = _attributes(target, secrets, known, attacked)
+        results["attributes"] = _attributes(target, secrets, background, attacked)
     target.doing("gradients")
-    return found | {"gradients": _gradients(target)}
+    return results | {"gradients": _gradients(target)}
 
 
 def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
     target.doing("membership by losses")
     losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
-    found = [_judge(target, "loss threshold", -losses[0], -losses[1])]
-    found += _inversion(target)
+    judged = [_judge(target, "loss threshold", -losses[0], -losses[1])]
+    judged += _inversion(target)
     if not shadows:
         target.leave_out("LiRA", "no shadow models were asked for")
     elif target.program.config.secure.shared_noise:
@@ -226,8 +226,8 @@ def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
     else:
         target.doing(f"membership by {shadows} shadow models")
         scores, inside = _lira(target, shadows)
-        found.append(_judge(target, "LiRA", scores[inside], scores[~inside]))
-    return found
+        judged.append(_judge(target, "LiRA", scores[inside], scores[~inside]))
+    return judged
 
 
 def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray) -> dict[str, Any]:
@@ -301,11 +301,11 @@ def _attributes(
     scale = 1.0 if target.objective.is_likelihood else 0.5 / max(float(losses(*own).mean()), 1e-12)
     guesses = [
         attributes.guess_column(
-            one, members, others, own, target.objective.label_columns, lambda x, y: -scale * losses(x, y)
+            secret, members, others, own, target.objective.label_columns, lambda x, y: -scale * losses(x, y)
         )
-        for one in secrets
+        for secret in secrets
     ]
-    return [asdict(one) for one in guesses if one is not None]
+    return [asdict(guess) for guess in guesses if guess is not None]
 
 
 def _one_each(rows: Rows, patients: np.ndarray) -> attributes.Table:
@@ -368,7 +368,7 @@ def _attack_synthetic(target: Target) -> dict[str, Any]:
     return {
         "membership": [_judge(target, "closest synthetic row", near[0], near[1])],
         "closest": asdict(closest(synthetic, members, others, seed)),
-        "identification": [asdict(one) | {"weak": one.weak} for one in risks],
+        "identification": [asdict(risk) | {"weak": risk.weak} for risk in risks],
     }
 
 

@@ -118,18 +118,18 @@ def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = Non
         progress: Shows what is under way; None shows nothing.
     """
     watcher, flat = progress or Progress(), config.flat()
-    found: dict[str, dict[str, Any]] = {}
+    by_method: dict[str, dict[str, Any]] = {}
     for number, method in enumerate(METHODS, start=1):
         watcher.doing(f"baseline {number} of {len(METHODS)}: {method}")
         try:
             simple = RunConfig.build({key: flat[key] for key in _SHARED} | {"task": "synthesis", "model": method})
             rows = _metrics(simple, grid_for)
         except PolyclinicError as error:
-            found[method] = {"error": str(error)}
+            by_method[method] = {"error": str(error)}
         else:
             overall = rows.get("pooled") or rows.get("macro") or {}
-            found[method] = {name: overall.get(name) for name in ("auroc", "accuracy")}
-    return found
+            by_method[method] = {name: overall.get(name) for name in ("auroc", "accuracy")}
+    return by_method
 
 
 def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> Metrics:

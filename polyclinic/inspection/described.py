@@ -76,20 +76,20 @@ class Described:
     ) -> Table:  # fmt: skip
         """One table. groups: By heading, the number of ``patients`` and the figures of each column."""
         compares = len(groups) > 1
-        rows = [("n", "", "", *(_count(one["patients"]) for one in (self.answer, *groups.values())), "")]
+        rows = [("n", "", "", *(_count(group["patients"]) for group in (self.answer, *groups.values())), "")]
         for column, part in self.answer["columns"].items():
             figures = [part["overall"], *(group[column] for group in groups.values())]
             missing, difference = _count(part["overall"]["missing"]), _number(differences[column], 3)
             named = f"{column}, {part['unit']}" if part["unit"] else column
             if levels := part["overall"].get("levels"):
                 for level in levels:
-                    cells = [_level(one["levels"][level]) for one in figures]
+                    cells = [_level(figure["levels"][level]) for figure in figures]
                     first = (f"{column}, n (%)", missing, difference) if level == next(iter(levels)) else ("", "", "")
                     rows.append((first[0], level, first[1], *cells, first[2]))
                 continue
             digits = _digits(part["overall"]["sd"])
-            means = [f"{_number(one['mean'], digits)} ({_number(one['sd'], digits)})" for one in figures]
-            low, middle, high = ([_number(one[name], digits) for one in figures] for name in _QUARTILES)
+            means = [f"{_number(figure['mean'], digits)} ({_number(figure['sd'], digits)})" for figure in figures]
+            low, middle, high = ([_number(figure[name], digits) for figure in figures] for name in _QUARTILES)
             medians = [f"{three[1]} [{three[0]}, {three[2]}]" for three in zip(low, middle, high, strict=True)]
             rows.append((f"{named}, mean (SD)", "", missing, *means, difference))
             rows.append((f"{named}, median [Q1, Q3]", "", "", *medians, ""))

@@ -78,10 +78,10 @@ def dpsgd_event(sample_rate: float, noise_multiplier: float, steps: int, poisson
     """
     if not _LEAST_RATE <= sample_rate <= 1:
         raise ConfigError(f"sample_rate must lie between {_LEAST_RATE:g} and 1, got {sample_rate}.")
-    one = gaussian_event(noise_multiplier)
+    step = gaussian_event(noise_multiplier)
     if poisson and sample_rate < 1:
-        one = dpa.PoissonSampledDpEvent(float(sample_rate), one)
-    return dpa.SelfComposedDpEvent(one, _count("steps", steps))
+        step = dpa.PoissonSampledDpEvent(float(sample_rate), step)
+    return dpa.SelfComposedDpEvent(step, _count("steps", steps))
 
 
 # What a later part of a release costs that was paid for, as a whole, when it began.
@@ -97,8 +97,8 @@ def gaussian_event(noise_multiplier: float, count: int = 1) -> DpEvent:
         raise ConfigError(
             f"noise_multiplier must lie between {_LEAST_NOISE:g} and {_MOST_NOISE:g}, got {noise_multiplier}."
         )
-    one = dpa.GaussianDpEvent(float(noise_multiplier))
-    return one if count == 1 else dpa.SelfComposedDpEvent(one, _count("count", count))
+    gaussian = dpa.GaussianDpEvent(float(noise_multiplier))
+    return gaussian if count == 1 else dpa.SelfComposedDpEvent(gaussian, _count("count", count))
 
 
 def pure_event(epsilon: float) -> DpEvent:
@@ -246,8 +246,8 @@ def _collect(event: DpEvent, count: int, counts: Counter[DpEvent]) -> None:
                     "Selection among runs needs a Renyi bound of one run, which a delta of its own forbids."
                 )
             elif run:
-                one = dpa.ComposedDpEvent(tuple(dpa.SelfComposedDpEvent(part, times) for part, times in run))
-                counts[SelectionDpEvent(one, event.mean, event.shape)] += count
+                composed = dpa.ComposedDpEvent(tuple(dpa.SelfComposedDpEvent(part, times) for part, times in run))
+                counts[SelectionDpEvent(composed, event.mean, event.shape)] += count
         case dpa.NonPrivateDpEvent():
             counts[event] += count
         case _:

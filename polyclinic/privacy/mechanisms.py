@@ -196,16 +196,16 @@ class RandomisedResponse:
         The errors are those of the lies alone: these patients are not taken for a sample of others.
         """
         patients, lie = len(answers), self.noise_parameter / self.categories
-        told = np.bincount(answers, minlength=self.categories)
-        value = (told - patients * lie) / (1.0 - self.noise_parameter)
+        answered = np.bincount(answers, minlength=self.categories)
+        value = (answered - patients * lie) / (1.0 - self.noise_parameter)
         likely = np.clip(value, 0, patients)
         variance = likely * self.truth * (1.0 - self.truth) + (patients - likely) * lie * (1.0 - lie)
         return Release(value, np.sqrt(variance) / (1.0 - self.noise_parameter), self.event)
 
     def variance(self, share: float, patients: int) -> float:
         """Of the estimated share of a category, for a sample of ``patients`` of whom each is of it with chance ``share``."""
-        told = self.noise_parameter / self.categories + share * (1.0 - self.noise_parameter)
-        return told * (1.0 - told) / (patients * (1.0 - self.noise_parameter) ** 2)
+        chance = self.noise_parameter / self.categories + share * (1.0 - self.noise_parameter)
+        return chance * (1.0 - chance) / (patients * (1.0 - self.noise_parameter) ** 2)
 
 
 def randomised_response(epsilon: float, categories: int = 2) -> RandomisedResponse:

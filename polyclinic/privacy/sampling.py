@@ -64,13 +64,13 @@ def whole_below(n: int, size: int, stream: Stream) -> Ints:
         stream: Gives the words.
     """
     limit = 2**_WORD - 2**_WORD % n
-    found: list[Ints] = []
+    draws: list[Ints] = []
     lacking = size
     while lacking:
         words = np.ldexp(stream.uniform(lacking), _WORD).astype(np.int64)
-        found.append(words[words < limit] % n)
-        lacking -= len(found[-1])
-    return np.concatenate([np.empty(0, dtype=np.int64), *found])
+        draws.append(words[words < limit] % n)
+        lacking -= len(draws[-1])
+    return np.concatenate([np.empty(0, dtype=np.int64), *draws])
 
 
 class Coins:
@@ -83,9 +83,9 @@ class Coins:
     def below(self, n: int) -> int:
         """Uniform on 0..n-1."""
         bits = (n - 1).bit_length()
-        while (found := self._bits(bits)) >= n:
+        while (number := self._bits(bits)) >= n:
             pass
-        return found
+        return number
 
     def flip_exp(self, exponent: Fraction) -> bool:
         """True with probability exp(-exponent), for any exponent that is not negative. CKS, Section 5."""
@@ -123,10 +123,10 @@ class Coins:
         wide = p // q + 1
         step, under = wide * q * q, 2 * (wide * p * q) ** 2
         while True:
-            found = self.laplace(Fraction(wide))
+            candidate = self.laplace(Fraction(wide))
             # (|x| - scale^2 / wide)^2 / (2 scale^2) over one denominator: sums of fractions took most of the time.
-            if self.flip_exp(Fraction((abs(found) * step - p * p) ** 2, under)):
-                return found
+            if self.flip_exp(Fraction((abs(candidate) * step - p * p) ** 2, under)):
+                return candidate
 
     def _bits(self, count: int) -> int:
         value, have = 0, 0

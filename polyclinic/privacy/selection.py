@@ -78,12 +78,12 @@ def best_few(counts: Sequence[int], selected: int, epsilon: float | None, stream
     scores = np.asarray(counts)
     if scores.ndim != 1 or len(scores) <= selected or scores.dtype.kind not in "iu":
         raise TypeError(f"counts must be more than {selected} whole numbers.")
-    left, found = list(range(len(scores))), []
+    left, chosen = list(range(len(scores))), []
     for _ in range(selected):
         if epsilon is None:
             place = int(np.argmax(scores[left]))
         else:
             mechanism = report_noisy_max(epsilon / selected, monotone=True)
             place = int(mechanism.choose(scores[left].astype(np.int64), stream).value)
-        found.append(left.pop(place))
-    return found
+        chosen.append(left.pop(place))
+    return chosen

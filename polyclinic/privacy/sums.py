@@ -79,15 +79,15 @@ def _total(
         # By rows: one patient with very many must not end the hospital's memory, which would be seen.
         last = int(np.searchsorted(ends, ends[first] + at_once, side="right")) - 1
         last = first + 1 if apart else min(max(last, first + 1), first + at_once, patients)
-        chosen, found = order[ends[first] : ends[last]], np.zeros((last - first, size))
+        chosen, vectors = order[ends[first] : ends[last]], np.zeros((last - first, size))
         pieces = np.split(chosen, range(at_once, len(chosen), at_once))
         for some in pieces:
             given = contributions(rows[some], patient[some] - first, last - first)
-            if given.shape != found.shape:
-                raise ValueError(f"{name} gives vectors of shape {given.shape}, needed is {found.shape}.")
+            if given.shape != vectors.shape:
+                raise ValueError(f"{name} gives vectors of shape {given.shape}, needed is {vectors.shape}.")
             # More than one piece are one patient's: the mean of all rows from the pieces' means.
-            found += np.asarray(given, dtype=np.float64) * (len(some) / len(chosen) if len(pieces) > 1 else 1.0)
-        total += shortened(found).sum(axis=0)
+            vectors += np.asarray(given, dtype=np.float64) * (len(some) / len(chosen) if len(pieces) > 1 else 1.0)
+        total += shortened(vectors).sum(axis=0)
         first = last
     return total
 
@@ -112,9 +112,9 @@ def mean_of_rows(values: Floats, patient: Ints, patients: int) -> Floats:
     """
     counts = np.bincount(patient, minlength=patients)
     if len(values) == patients and (counts == 1).all():
-        found = np.empty_like(values)
-        found[patient] = values
-        return found
+        ordered = np.empty_like(values)
+        ordered[patient] = values
+        return ordered
     order, present = np.argsort(patient, kind="stable"), counts > 0
     total = np.zeros((patients, values.shape[1]))
     if len(order):

@@ -26,9 +26,9 @@ def combine(
     with loading():
         from polyclinic.runs.combined import as_json as printed
         from polyclinic.runs.combined import combined_regression
-    found = combined_regression(run, certificate, formula, family, patients)
-    shown, combined = found.table, found.inference.combined
+    regression = combined_regression(run, certificate, formula, family, patients)
+    shown, combined = regression.table, regression.inference.combined
     answer(
-        as_json, printed(found), shown.title, table(shown.columns, shown.shown()), shown.note,
-        f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *styled("yellow", *found.notes),
+        as_json, printed(regression), shown.title, table(shown.columns, shown.shown()), shown.note,
+        f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *styled("yellow", *regression.notes),
     )  # fmt: skip

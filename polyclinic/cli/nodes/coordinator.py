@@ -161,9 +161,9 @@ def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
         from polyclinic.deployment.control import nodes as listed
 
     with _control(folder, address) as client:
-        found = listed(client)
+        registered = listed(client)
     deploying.warn(expiry_warnings(_read(folder).certificates))
-    answer(as_json, found, deploying.listing(("name", "node", "status", "registered"), found))
+    answer(as_json, registered, deploying.listing(("name", "node", "status", "registered"), registered))
 
 
 @app.command()
@@ -179,7 +179,7 @@ def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
     rows = [
         run | {"rounds": _of(run["done"], run["rounds"]), "state": _placed(run["state"], run["place"])} for run in shown
     ]
-    broken_off = [one for one in dict.fromkeys(folders.values()) if not one.finished and not one.is_held]
+    broken_off = [run for run in dict.fromkeys(folders.values()) if not run.finished and not run.is_held]
     answer(
         as_json, shown, deploying.listing(("run", "folder", "submitter", "rounds", "state", "submitted"), rows),
         *(f"{run['run']}: {run['details']}" for run in shown if run["details"]),

@@ -163,14 +163,20 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
     with loading():
         from polyclinic.deployment.journal import read_journal
 
-    found = read_journal(home, name)
-    shown = found.entries[-last:] if last else found.entries
+    journal = read_journal(home, name)
+    shown = journal.entries[-last:] if last else journal.entries
     value = {
-        "entries": list(shown), "lines": len(found.entries), "intact": found.intact, "torn": found.torn, "head": found.head,
+        "entries": list(shown), "lines": len(journal.entries), "intact": journal.intact, "torn": journal.torn,
+        "head": journal.head,
     }  # fmt: skip
     lines = ("  ".join(filter(None, (_printed(entry.get(column, "")) for column in columns))) for entry in shown)
-    answer(as_json, value, *lines, f"{len(found.entries)} lines, {found.torn} cut short by a crash; head {found.head}")
-    if not found.intact:
+    answer(
+        as_json,
+        value,
+        *lines,
+        f"{len(journal.entries)} lines, {journal.torn} cut short by a crash; head {journal.head}",
+    )
+    if not journal.intact:
         raise PolyclinicError(f"{home / name}: a line was changed, taken out or put in.")
 
 

@@ -113,8 +113,8 @@ def status(
         from polyclinic.deployment.monitoring.status import hospital_status
 
     node = _read(folder)
-    found = hospital_status(node)
-    answer(as_json, found, *_lines(found))
+    state = hospital_status(node)
+    answer(as_json, state, *_lines(state))
     deploying.warn(expiry_warnings([node.ca]))
 
 

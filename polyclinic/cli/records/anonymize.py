@@ -89,17 +89,17 @@ def anonymize(
     write_outputs(files, force)
     levels = {name: {"level": at, "of": top} for name, (at, top) in (release.levels or {}).items()} or None
     notes = [INSIDE, GUARANTEE, *exposed.notes, *exposure.release_notes(exposed, left_out)]
-    found = {
+    result = {
         "out": str(out), "schema": str(_beside(out)) if exposed.schema is not None else None, "rows": len(exposed.table),
         "released": len(released), "method": method, "k_before": before.k, "k": release.k, "levels": levels,
         "suppressed": int((~release.kept).sum()), "loss": release.loss, "is_least": release.is_least, "auroc": auroc,
         "dropped": left_out, "notes": notes,
     }  # fmt: skip
-    schema_place = f"; their schema is {found['schema']}" if found["schema"] else ""
+    schema_place = f"; their schema is {result['schema']}" if result["schema"] else ""
     answer(
-        as_json, found,
+        as_json, result,
         f"{out}: {len(released):,} of {len(exposed.table):,} rows, k = {release.k} (was {before.k}){schema_place}",
-        table(*_losses(found)), *styled("dim", *notes),
+        table(*_losses(result)), *styled("dim", *notes),
     )  # fmt: skip
 
 
@@ -178,7 +178,7 @@ def _draw(path: Path, suffix: str, figure: str, *data: Any) -> None:
 def _losses(found: dict[str, Any]) -> tuple[tuple[str, str], list[tuple[str, str]]]:
     """Headings and rows of a table of how far each column was generalised, and of what that loses."""
     levels, loss, auroc = found["levels"] or {}, found["loss"], found["auroc"]
-    rows = [(name, f"{one['level']} of {one['of']}") for name, one in levels.items()]
+    rows = [(name, f"{level['level']} of {level['of']}") for name, level in levels.items()]
     rows += [(title, number(loss[key], digits)) for title, key, digits in _LOSSES if key in loss]
     rows.append(("discernibility", f"{loss['discernibility']:,}"))
     if auroc is not None:

@@ -34,9 +34,9 @@ def _list_datasets(as_json: bool) -> None:
     for plugin in named:
         if plugin.problem:
             say(f"Left out: {plugin.name} of {plugin.whose}: {plugin.problem}.", errors=True)
-    found = [dataset_named(plugin.name) for plugin in named if not plugin.problem]
+    datasets = [dataset_named(plugin.name) for plugin in named if not plugin.problem]
     rows = [{"name": d.name, "sites": len(d.natural_sites) or d.default_sites, "patients": d.patients, "rows": d.rows,
-             "available": d.available(), "licence": d.licence} for d in found]  # fmt: skip
+             "available": d.available(), "licence": d.licence} for d in datasets]  # fmt: skip
     cells = ([("yes" if v else "no") if isinstance(v, bool) else str(v) for v in row.values()] for row in rows)
     headings = ("name", "sites", "patients", "rows", "available", "licence")
     answer(as_json, rows, table(headings, cells, words=("available", "licence")))
@@ -47,23 +47,25 @@ def datasets_show(name: str, as_json: Json = False) -> None:
     """Describe one dataset: task, hospitals, columns with their public bounds, licence, citation."""
     from polyclinic.plugins import dataset_named
 
-    found = dataset_named(name)
+    dataset = dataset_named(name)
     value = {
-        "name": found.name, "title": found.title, "sites": list(found.natural_sites), "patients": found.patients,
-        "rows": found.rows, "available": found.available(), "licence": found.licence, "citation": found.citation,
-        "description": found.description, "schema": found.schema.as_dict(),
-        "flow": found.flow.as_list() if found.flow else None,
+        "name": dataset.name, "title": dataset.title, "sites": list(dataset.natural_sites),
+        "patients": dataset.patients, "rows": dataset.rows, "available": dataset.available(),
+        "licence": dataset.licence, "citation": dataset.citation,
+        "description": dataset.description, "schema": dataset.schema.as_dict(),
+        "flow": dataset.flow.as_list() if dataset.flow else None,
     }  # fmt: skip
-    sites = several(found.natural_sites, most=20) or "none of its own"
+    sites = several(dataset.natural_sites, most=20) or "none of its own"
     headings = ("column", "kind", "role", "unit", "public bounds or categories")
     columns = (
         (c.name, c.kind, c.role, c.unit, f"{c.bounds[0]:g} to {c.bounds[1]:g}" if c.bounds else ", ".join(c.categories))
-        for c in found.schema.columns
+        for c in dataset.schema.columns
     )
     answer(
-        as_json, value, Text.assemble((found.title, "bold"), f" ({found.name})\n{found.description}"),
-        f"Licence: {found.licence}\nCite: {found.citation}\nSites: {sites}", table(headings, columns, words=headings),
-        *([flow_table(found.flow)] if found.flow else []),
+        as_json, value, Text.assemble((dataset.title, "bold"), f" ({dataset.name})\n{dataset.description}"),
+        f"Licence: {dataset.licence}\nCite: {dataset.citation}\nSites: {sites}",
+        table(headings, columns, words=headings),
+        *([flow_table(dataset.flow)] if dataset.flow else []),
     )  # fmt: skip
 
 
@@ -72,9 +74,9 @@ def datasets_fetch(name: str, as_json: Json = False) -> None:
     """Bring a dataset's files here, checked by sha256."""
     from polyclinic.plugins import dataset_named
 
-    found = dataset_named(name)
-    path = found.fetch() if found.fetch is not None else None
+    dataset = dataset_named(name)
+    path = dataset.fetch() if dataset.fetch is not None else None
     answer(
-        as_json, {"name": found.name, "path": str(path) if path else None},
-        f"{found.name}: {path}" if path else f"{found.name} comes with Polyclinic; there is nothing to fetch.",
+        as_json, {"name": dataset.name, "path": str(path) if path else None},
+        f"{dataset.name}: {path}" if path else f"{dataset.name} comes with Polyclinic; there is nothing to fetch.",
     )  # fmt: skip

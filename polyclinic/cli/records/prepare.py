@@ -65,9 +65,9 @@ def _print(result: dict[str, Any]) -> None:
     table = Table(box=None)
     for number, head in enumerate(("column", "prepared", "missing", "ε alone")):
         table.add_column(head, justify="right" if number > 1 else "left", overflow="fold")
-    for name, found in result.get("columns", {}).items():
-        alone = "not private" if found["epsilon"] is None else significant(found["epsilon"])
-        table.add_row(name, _prepared(found), f"{100 * found['missing']:.1f} %", alone)
+    for name, column in result.get("columns", {}).items():
+        alone = "not private" if column["epsilon"] is None else significant(column["epsilon"])
+        table.add_row(name, _prepared(column), f"{100 * column['missing']:.1f} %", alone)
     if "columns" in result:
         screen.print(table)
     what = "schema" if "schema" in result else "imputer"

@@ -70,7 +70,7 @@ def make(
         )
 
     seed = secrets.randbits(48) if seed is None else seed
-    known = read_names(names) if names else {}
+    code_names = read_names(names) if names else {}
     with tempfile.TemporaryDirectory() as folder:
         if synthetic.is_dir():
             own, source = schema_of_run(synthetic, Path(folder) / "drawn.parquet", 4 * patients, seed)
@@ -81,9 +81,9 @@ def make(
     real = _real(records, dataset, described)
     packet = choose(real, made, described, patients, seed, leave_out_copies)
     key = write_packet(
-        packet, described, seed, out, known, {"real": records or str(dataset), "synthetic": str(synthetic)}
+        packet, described, seed, out, code_names, {"real": records or str(dataset), "synthetic": str(synthetic)}
     )
-    found = {
+    result = {
         "folder": str(out),
         **{name: key[name] for name in ("packet", "patients", "copies_left_out", "one_record_each")},
     }
@@ -95,9 +95,9 @@ def make(
         lines += styled("yellow", f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
     if packet.one_record:
         lines.append("Synthetic patients have one record each, so of each real one a single record was drawn.")
-    if not known and any(column.kind == "code_set" for column in described.columns):
+    if not code_names and any(column.kind == "code_set" for column in described.columns):
         lines.append("Codes are shown as they are; --names FILE gives them names.")
-    answer(as_json, found, *lines, *styled("yellow", STAYS))
+    answer(as_json, result, *lines, *styled("yellow", STAYS))
 
 
 @app.command()
@@ -112,14 +112,14 @@ def score(
         from polyclinic.evaluation.review.scores import analyse, write_results
 
     key = read_key(folder)
-    found = analyse(read_reviews(files, key), key)
-    write_results(found, folder)
+    analysis = analyse(read_reviews(files, key), key)
+    write_results(analysis, folder)
     answer(
         as_json,
-        found,
-        _score_table(found),
-        *found["verdict"],
-        *styled("dim", *found["notes"]),
+        analysis,
+        _score_table(analysis),
+        *analysis["verdict"],
+        *styled("dim", *analysis["notes"]),
         f"Page: {folder / 'review.html'}",
     )
 
@@ -134,7 +134,7 @@ def _score_table(found: dict[str, Any]) -> Table:
         yield interval(one["guesses"]["accuracy"], 2)
 
     headings = ("reviewer", "real, mean (sd)", "synthetic", "difference", "p", "real above synthetic", "guesses right")
-    rows = [*((one["reviewer"], one) for one in found["reviewers"]), ("pooled", found["pooled"])]
+    rows = [*((reviewer["reviewer"], reviewer) for reviewer in found["reviewers"]), ("pooled", found["pooled"])]
     return table(headings, ([*cells(*row)] for row in rows))
 
 

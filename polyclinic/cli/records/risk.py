@@ -92,24 +92,25 @@ def link(
         from polyclinic.ehr.anonymity import exposure
 
     shared, wanted = names(on), names(sensitive)
-    found = exposure.attack(
+    result = exposure.attack(
         anonymity.Records(anonymity.read_table(records), shared, wanted, unit), anonymity.read_table(outside),
         anonymity.read_table(after) if after else None, anonymity.read_hierarchies(hierarchies) if hierarchies else {},
         _tolerances(tolerance or []),
     )  # fmt: skip
-    found["notes"] = [INSIDE, GUARANTEE, *found["notes"]]
-    attacks = {"before": found["before"], **({"after": found["after"]} if after else {})}
+    result["notes"] = [INSIDE, GUARANTEE, *result["notes"]]
+    attacks = {"before": result["before"], **({"after": result["after"]} if after else {})}
     rows = {
         "people of the outside table": "people", "who fit any patient": "matched",
         "found: one patient fits, and no one else": "re_identified", "narrowed to 2 to 4 patients": "narrowed",
         "patients who fit, on average": "mean_candidates",
     }  # fmt: skip
-    cells = [(title, *(_figure(one[key]) for one in attacks.values())) for title, key in rows.items()]
+    cells = [(title, *(_figure(attack[key]) for attack in attacks.values())) for title, key in rows.items()]
     cells += [
-        (f"whose {name} is certain", *(_figure(one["disclosed"][name]) for one in attacks.values())) for name in wanted
+        (f"whose {name} is certain", *(_figure(attack["disclosed"][name]) for attack in attacks.values()))
+        for name in wanted
     ]
     linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
-    answer(as_json, {"on": shared, **found}, linked, *styled("dim", *found["notes"]))
+    answer(as_json, {"on": shared, **result}, linked, *styled("dim", *result["notes"]))
 
 
 def _tolerances(given: list[str]) -> dict[str, float]:
@@ -141,13 +142,13 @@ def _shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     more = f" (of {len(sets)} sets, the {len(worst)} worst)" if len(sets) > len(worst) else ""
     yield table(
         (f"known columns{more}", "k", "classes", "patients alone", "share"),
-        ((", ".join(one["columns"]), str(one["k"]), f"{one['classes']:,}", f"{one['unique']:,}", f"{one['share']:.1%}")
-         for one in worst),
+        ((", ".join(row["columns"]), str(row["k"]), f"{row['classes']:,}", f"{row['unique']:,}", f"{row['share']:.1%}")
+         for row in worst),
     )  # fmt: skip
     if sensitive := found["sensitive"]:
         yield table(
             ("worst class, by sensitive column", *sensitive),
-            ((title, *("infinite" if one[key] is None else _figure(one[key]) for one in sensitive.values()))
+            ((title, *("infinite" if spread[key] is None else _figure(spread[key]) for spread in sensitive.values()))
              for key, title in _MEASURES.items()),
         )  # fmt: skip
     yield from styled("dim", *found["notes"])

@@ -50,7 +50,7 @@ def draft(
         {key: column.get(key) for key in ("name", "kind", "role", "draft")} for column in drafted.values["columns"]
     ]
     headings = ("column", "kind", "role", "to confirm")
-    rows = ((one["name"], one["kind"], one["role"] or "feature", one["draft"] or "") for one in columns)
+    rows = ((column["name"], column["kind"], column["role"] or "feature", column["draft"] or "") for column in columns)
     source = "has bounds and categories of the records, for a simulation" if look else "was made by looking at records"
     warning = f"{out} is a draft and {source}: it is not private. Keep it inside the hospital until a person has confirmed it."
     value = {
@@ -82,12 +82,12 @@ def check(
         from polyclinic.ehr.encoding import feature_names
         from polyclinic.ehr.schema import Schema
 
-    found = Schema.from_toml(schema)
+    parsed = Schema.from_toml(schema)
     result: dict[str, Any] = {
-        "schema": str(schema), "name": found.name, "digest": found.digest(), "unit": found.unit,
-        "columns": len(found.columns), "features": len(feature_names(found)),
-        "classes": found.num_classes if found.has_classes else None,
-        "records": None if records is None else _counts(found, records),
+        "schema": str(schema), "name": parsed.name, "digest": parsed.digest(), "unit": parsed.unit,
+        "columns": len(parsed.columns), "features": len(feature_names(parsed)),
+        "classes": parsed.num_classes if parsed.has_classes else None,
+        "records": None if records is None else _counts(parsed, records),
     }  # fmt: skip
     answer(as_json, result, *_shown(result))
 

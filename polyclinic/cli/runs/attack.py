@@ -34,11 +34,11 @@ def attack(
         from polyclinic.inspection.attacks import attack_run
         from polyclinic.runs.folder import Run
     with working(as_json, "Attacking") as doing:
-        found = attack_run(
+        result = attack_run(
             run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, doing=doing
         )
-    place = f"All figures: {Run(Path(found['run'])).attacks_file}; the run's report shows them."
-    answer(as_json, found, *shown(found), place)
+    place = f"All figures: {Run(Path(result['run'])).attacks_file}; the run's report shows them."
+    answer(as_json, result, *shown(result), place)
 
 
 def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
@@ -61,23 +61,23 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield table(
         ("who took part?", "AUC", "advantage", "TPR at 1 % FPR", "ε at least"),
         (
-            (one["attack"], *(interval(one[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
-             "undefined" if one["bound"] is None else significant(one["bound"]["epsilon_lower"]))
-            for one in found["membership"]
+            (attack["attack"], *(interval(attack[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
+             "undefined" if attack["bound"] is None else significant(attack["bound"]["epsilon_lower"]))
+            for attack in found["membership"]
         ),
     )  # fmt: skip
     if found["attributes"]:
         yield table(
             ("secret column, guessed rightly", "who took part", "others", "without the model", "difference"),
-            ((one["column"], *_values(one, "members", "non_members", "without_model"), interval(one["excess"]))
-             for one in found["attributes"]),
+            ((guess["column"], *_values(guess, "members", "non_members", "without_model"), interval(guess["excess"]))
+             for guess in found["attributes"]),
         )  # fmt: skip
     if gradients := found["gradients"]:
         yield table(
             ("records out of one step's gradient", "patients in it", "labels", "error, median", "recovered"),
-            (("with privacy" if one["private"] else "without", str(one["batch"]),
-              "known" if one["labels"] is None else f"{one['labels']:.0%}", number(one["median"]),
-              f"{one['recovered']:.0%}") for one in gradients["trials"]),
+            (("with privacy" if trial["private"] else "without", str(trial["batch"]),
+              "known" if trial["labels"] is None else f"{trial['labels']:.0%}", number(trial["median"]),
+              f"{trial['recovered']:.0%}") for trial in gradients["trials"]),
         )  # fmt: skip
     if closest := found["closest"]:
         yield (
@@ -87,15 +87,17 @@ def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
     if found["identification"]:
         yield table(
             ("by the synthetic table", "who took part", "others", "naive", "risk"),
-            ((_name(one), *_values(one, "attack", "control", "naive"), interval(one["risk"]))
-             for one in found["identification"]),
+            ((_name(risk), *_values(risk, "attack", "control", "naive"), interval(risk["risk"]))
+             for risk in found["identification"]),
         )  # fmt: skip
     if audit := found["audit"]:
         yield (
             f"The audit's canaries: ε is at least {significant(audit['epsilon_lower'])} at δ = {audit['delta']:g} with 95 % "
             f"confidence; claimed {significant(audit['epsilon_claimed'])}."
         )
-    yield from styled("dim", *(f"Left out: {one['attack']}: {one['why'].rstrip('.')}." for one in found["left_out"]))
+    yield from styled(
+        "dim", *(f"Left out: {attack['attack']}: {attack['why'].rstrip('.')}." for attack in found["left_out"])
+    )
     yield from styled("dim", "An attack that finds nothing proves nothing: the bound on all attacks is ε.")
 
 

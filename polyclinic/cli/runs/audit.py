@@ -85,9 +85,9 @@ def audit(
             subject = subject_of_config(_config(assignments(sets), given), seed, planted)
         else:
             subject = subject_of_run(run, seed, planted, delta)
-        found = carry_out(subject, canaries, numbers, confidence, white_box)
-    answer(as_json, _value(found, subject, confidence), *_shown(found, subject))
-    if found.violated:
+        bound = carry_out(subject, canaries, numbers, confidence, white_box)
+    answer(as_json, _value(bound, subject, confidence), *_shown(bound, subject))
+    if bound.violated:
         raise typer.Exit(1)
 
 

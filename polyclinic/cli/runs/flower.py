@@ -61,10 +61,10 @@ def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, 
         with superlink(Path(home), environment):
             federation = f"num-supernodes={sites} client-resources-num-cpus=1"
             run = start_run(app_dir.resolve(), "run", given, environment, "--federation-config", federation)
-            said, _ = follow_run(run, "run", environment, lambda line: screen.print(line, soft_wrap=True))
+            message, _ = follow_run(run, "run", environment, lambda line: screen.print(line, soft_wrap=True))
             status, details = flower_status(environment)
         if status != "finished:completed":
-            raise PolyclinicError(said or f"The Flower run ended as {status}: {details or 'no details given'}.")
+            raise PolyclinicError(message or f"The Flower run ended as {status}: {details or 'no details given'}.")
         return RunResult.read(note.read_text(encoding="utf-8"))
 
 

@@ -85,8 +85,8 @@ class LiveProgress(progress.Progress):
             raise KeyboardInterrupt
         self._stop = True
         # In a thread of its own: the signal may have come while this one writes to the console and holds its lock.
-        said = "Stopping after this round; Ctrl-C again stops at once."
-        threading.Thread(target=self._console.print, args=(said,)).start()
+        message = "Stopping after this round; Ctrl-C again stops at once."
+        threading.Thread(target=self._console.print, args=(message,)).start()
 
     def stopping(self) -> bool:
         return self._stop
@@ -146,8 +146,8 @@ class LiveProgress(progress.Progress):
         if self._console.is_terminal:
             whole = state.hospital_epsilon
             most = f" of {config.central.epsilon:g}" if config.central.on else ""
-            said = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
-            self._live.update(Group(self._table(rows, config), *([said] if said else []), self._bar))
+            message = f"each hospital as a whole: ε {significant(whole)}{most}" if whole else ""
+            self._live.update(Group(self._table(rows, config), *([message] if message else []), self._bar))
         else:
             self._console.print(progress.round_line(config, state), soft_wrap=True, markup=False)
         if self._stop and self._in_rounds:
@@ -298,14 +298,14 @@ def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: lis
         if _is_unscored(summary)
         else f"{sites:,} hospitals: the lowest and the highest {metric}"
     )
-    said = [f"{which[0].upper()}{which[1:]}."] if shown < sites else []
-    said += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
-    said += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
+    sentences = [f"{which[0].upper()}{which[1:]}."] if shown < sites else []
+    sentences += ["Constant: the best prediction that is the same for everybody."] if totals > 1 else []
+    sentences += [f"Too narrow for: {', '.join(left_out)}; report.html has all."] if left_out else []
     rounds = summary["rounds"]
     table = Table(
         title=f"{dataset_title(summary)}: after {rounds} round{'s' if rounds != 1 else ''} of {summary['strategy']}",
         title_justify="left",
-        caption=" ".join(said) or None, caption_justify="left",
+        caption=" ".join(sentences) or None, caption_justify="left",
         box=box.SIMPLE_HEAD, pad_edge=False,
     )  # fmt: skip
     for heading in columns:
@@ -352,7 +352,7 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
     """How true predictions are, with 95 % intervals, and of which hospital they are the least; empty where that is not known."""
     evaluation = summary.get("evaluation") or {}
     pooled, of_hospitals = (evaluation.get(key) or {} for key in ("pooled", "worst"))
-    said = []
+    parts = []
     for metric, true in calibrated(summary).items():
         words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
         if (pooled.get(metric) or {}).get("value") is None:
@@ -360,8 +360,8 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
         is_first = metric == "calibration_in_the_large" and len(evaluation.get("sites") or {}) > 1
         farthest = of_hospitals.get(metric) if is_first else None
         at = f", farthest at {farthest['name']}: {interval(farthest)}" if farthest else ""
-        said.append(f"{words} {interval(pooled[metric], digits)}, {true:g} is true{meaning}{at}")
-    return f"Calibration: {'; '.join(said)}." if said else ""
+        parts.append(f"{words} {interval(pooled[metric], digits)}, {true:g} is true{meaning}{at}")
+    return f"Calibration: {'; '.join(parts)}." if parts else ""
 
 
 def privacy_sentence(summary: dict[str, Any]) -> str:

@@ -52,8 +52,8 @@ def predict(
 
     check_new([out, *filter(None, [contributions])], force)
     opened = Run.open(run)
-    found = predicted_by(opened, whole_table(records), str(records), mapping=_mapping(hospital, opened))
-    tables = {out: found.scores, **({contributions: parts_of(opened, found)} if contributions else {})}
+    predicted = predicted_by(opened, whole_table(records), str(records), mapping=_mapping(hospital, opened))
+    tables = {out: predicted.scores, **({contributions: parts_of(opened, predicted)} if contributions else {})}
     tables = {path: shown.rename_axis(shown.index.name or "row") for path, shown in tables.items()}
     scores = tables[out]
     write_outputs(
@@ -62,10 +62,10 @@ def predict(
     value = {
         "predictions": str(out), "contributions": str(contributions) if contributions else None, "rows": len(scores),
         "by": scores.index.name, "classes": list(scores.columns),
-        "notes": list(found.notes),
+        "notes": list(predicted.notes),
     }  # fmt: skip
     what = "rows" if scores.index.name == "row" else "patients"
-    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *styled("yellow", *found.notes))
+    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *styled("yellow", *predicted.notes))
 
 
 def _mapping(hospital: Path | None, run: Run) -> ColumnMapping | None:
@@ -178,8 +178,8 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
     from polyclinic.runs.predicting import predict as predicted_by
     from polyclinic.runs.predicting import trained_on
 
-    found = predicted_by(run, whole_table(records), str(records), labelled=True, mapping=_mapping(hospital, run))
-    rows, notes = found.encoded, list(found.notes)
+    predicted = predicted_by(run, whole_table(records), str(records), labelled=True, mapping=_mapping(hospital, run))
+    rows, notes = predicted.encoded, list(predicted.notes)
     if rows.y is None:
         raise DataError(
             f"{records}: the label column {run.schema().labels[0].name!r} is missing; `polyclinic predict` needs none."
@@ -196,7 +196,7 @@ def _of_table(run: Run, records: Path, hospital: Path | None) -> tuple[Predictio
             f"{trained:,} of {len(rows.y):,} rows equal rows that were trained on; if they are the same patients, these figures "
             "are better than those of new ones."
         )
-    return Predictions(rows.y, found.scores.to_numpy()[found.places], found.patient), notes, trained
+    return Predictions(rows.y, predicted.scores.to_numpy()[predicted.places], predicted.patient), notes, trained
 
 
 def _training_rows(run: Run, hospital: Path | None) -> list[Rows]:

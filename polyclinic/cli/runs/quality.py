@@ -42,11 +42,11 @@ def quality(
         from polyclinic.inspection.quality import judge_at_home, judge_run
     with working(as_json, "Judging") as doing:
         if hospital is None or out is None:
-            found = judge_run(run, full=not quick, seed=seed, doing=doing)
+            result = judge_run(run, full=not quick, seed=seed, doing=doing)
         else:
-            found = judge_at_home(run, hospital, out, full=not quick, seed=seed, force=force, doing=doing)
-    place = f"{out}" if out is not None else f"the report of {found['run']}"
-    answer(as_json, found, *shown(found), f"All figures: {place}. They are exact, not private.")
+            result = judge_at_home(run, hospital, out, full=not quick, seed=seed, force=force, doing=doing)
+    place = f"{out}" if out is not None else f"the report of {result['run']}"
+    answer(as_json, result, *shown(result), f"All figures: {place}. They are exact, not private.")
 
 
 def shown(found: dict[str, Any]) -> Iterator[str | Table]:
@@ -62,8 +62,8 @@ def shown(found: dict[str, Any]) -> Iterator[str | Table]:
         f"{number['training']:,} real training patients beside the same."
     )
     rows = [(row["name"], row["synthetic"][0], row["training"][0], row["best"]) for row in quality_rows(found)]
-    rows += [(f"rule broken: {one['rule']}", _share(one["synthetic"]), _share(one["training"]), "0")
-             for one in found["rules"]]  # fmt: skip
+    rows += [(f"rule broken: {rule['rule']}", _share(rule["synthetic"]), _share(rule["training"]), "0")
+             for rule in found["rules"]]  # fmt: skip
     yield table(("measure", "synthetic", "real", "best"), rows)
 
 

@@ -24,9 +24,13 @@ def report(
 
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
-    found = [run for folder in runs for run in _finished(folder)]
-    page = render_report(found[0], out) if len(found) == 1 else render_comparison(found, out or Path("comparison.html"))
-    answer(as_json, {"report": str(page), "runs": [str(run) for run in found]}, f"Report: {page}")
+    finished = [run for folder in runs for run in _finished(folder)]
+    page = (
+        render_report(finished[0], out)
+        if len(finished) == 1
+        else render_comparison(finished, out or Path("comparison.html"))
+    )
+    answer(as_json, {"report": str(page), "runs": [str(run) for run in finished]}, f"Report: {page}")
 
 
 def _finished(folder: Path) -> list[Path]:

@@ -50,16 +50,16 @@ def reproduce(
         from polyclinic.experiments import reproduce as run
 
     if name is None:
-        known, headings = experiments().items(), ("name", "what", "presets")
-        rows = ((name, experiment.title, ", ".join(experiment.presets)) for name, experiment in known)
+        by_name, headings = experiments().items(), ("name", "what", "presets")
+        rows = ((name, experiment.title, ", ".join(experiment.presets)) for name, experiment in by_name)
         none = "No installed package brings an experiment; install polyclinic-studies, which is in experiments/."
         answer(
             as_json,
             [
                 {"name": name, "title": experiment.title, "presets": list(experiment.presets)}
-                for name, experiment in known
+                for name, experiment in by_name
             ],
-            table(headings, rows, words=headings) if known else none,
+            table(headings, rows, words=headings) if by_name else none,
         )
         return
     folder = out or Path("reproduced") / (f"{name}-quick" if quick else name)
@@ -75,20 +75,20 @@ def _all(out: Path, run: bool, quick: bool, as_json: bool) -> None:
         from polyclinic.experiments import experiments
         from polyclinic.experiments.together import TARGETS_TABLE, gather, results, run_all
 
-    known, progress = experiments(), console(as_json=True)
+    by_name, progress = experiments(), console(as_json=True)
     failed: dict[str, str] = {}
     with json_alone(as_json):
         if run:
-            failed = run_all(known, out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
+            failed = run_all(by_name, out, quick, lambda line: progress.print(line, style="dim", soft_wrap=True))
         elif not results(out):
             raise DataError(f"{out} has no results; polyclinic reproduce all --full runs every experiment into it.")
-        found = gather(known, out)
+        gathered = gather(by_name, out)
     headings = ("goal", "verdict", "met", "missed", "no verdict")
     lines = [(line.get("id") or f"own, {line['experiment']}", line["verdict"], *(str(line[n]) for n in ("met", "missed", "open")))
-             for line in (*found["goals"], *found["own"])]  # fmt: skip
+             for line in (*gathered["goals"], *gathered["own"])]  # fmt: skip
     answer(
         as_json,
-        {**found, "failed": failed},
+        {**gathered, "failed": failed},
         table(headings, lines, words=headings[:2]),
         f"Results: {out / TARGETS_TABLE}",
     )

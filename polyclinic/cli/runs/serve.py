@@ -23,12 +23,12 @@ def serve(
     with loading():
         from polyclinic.serving import app
     listener = app.listen(host, port)
-    local, known = _is_local(host), host not in ("0.0.0.0", "::")  # noqa: S104 - it is compared with
-    names = [host, "127.0.0.1", "localhost", "[::1]"] if known else ["*"]
+    local, is_named = _is_local(host), host not in ("0.0.0.0", "::")  # noqa: S104 - it is compared with
+    names = [host, "127.0.0.1", "localhost", "[::1]"] if is_named else ["*"]
     shown = f"[{host}]" if ":" in host else host
     say(f"Runs in {folder}: http://{shown}:{listener.getsockname()[1]} (Ctrl-C ends it)")
     warning = "Whoever reaches this address sees unperturbed metrics of held-out patients: there is no password."
-    if not known:
+    if not is_named:
         warning += (
             " Any name is allowed in the Host header, so that a page of another site that a user of "
             "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."

@@ -71,12 +71,14 @@ def synthesize(
             run, ",".join(condition or ()) if rows is None else rows, out, sets=sets, seed=seed, force=force,
             progress=lambda more: shown.advance(task, more),
         )  # fmt: skip
-    found = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}
+    certificate = {"certificate": str(path), **json.loads(path.read_text(encoding="utf-8"))}
     answer(
-        as_json, found, *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in found["files"]),
-        f"Certificate: {path}", *found["statement"],
-        *(f"Rule {one['rule']}: broken in {one['broken']:,} of {one['asked']:,} cases." for one in found["rules"]),
-        *styled("yellow", *(f"Warning: {warning}" for warning in found["warnings"])),
+        as_json, certificate,
+        *(f"{path.with_name(file['file'])}: {file['rows']:,} rows" for file in certificate["files"]),
+        f"Certificate: {path}", *certificate["statement"],
+        *(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases."
+          for rule in certificate["rules"]),
+        *styled("yellow", *(f"Warning: {warning}" for warning in certificate["warnings"])),
     )  # fmt: skip
 
 
@@ -85,11 +87,11 @@ def _verify(file: Path, run: Path | None, as_json: bool) -> None:
         from polyclinic.runs.folder import Run
         from polyclinic.synthesis.certificate import verify
 
-    found: dict[str, Any] = verify(file, None if run is None else Run.open(run).certified)
+    result: dict[str, Any] = verify(file, None if run is None else Run.open(run).certified)
     states = (
-        [Text(one[key], "" if one["state"] == "intact" else "red") for key in ("file", "state")]
-        for one in found["checked"]
+        [Text(file[key], "" if file["state"] == "intact" else "red") for key in ("file", "state")]
+        for file in result["checked"]
     )
-    answer(as_json, found, table(("file", "state"), states, words=("state",)), f"Certificate: {found['certificate']}")
-    if not found["intact"]:
+    answer(as_json, result, table(("file", "state"), states, words=("state",)), f"Certificate: {result['certificate']}")
+    if not result["intact"]:
         raise typer.Exit(1)

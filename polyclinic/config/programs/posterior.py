@@ -90,10 +90,10 @@ class Posterior(Keys):
 def _numbers(text: str) -> list[float] | None:
     """The finite numbers of a text, None where it holds anything else or none."""
     try:
-        found = [float(part) for part in text.split(",")]
+        numbers = [float(part) for part in text.split(",")]
     except ValueError:
         return None
-    return found if all(map(math.isfinite, found)) else None
+    return numbers if all(map(math.isfinite, numbers)) else None
 
 
 def check_posterior(config: RunConfig) -> None:

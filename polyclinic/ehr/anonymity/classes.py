@@ -102,11 +102,11 @@ def patient_numbers(records: pd.DataFrame, unit: str | None) -> Ints | None:
     if unit is None:
         return None
     require(records, [unit], "unit")
-    found = cell_numbers(records[unit])
-    if (found == 0).any():
-        row = int(np.argmax(found == 0)) + 1
+    numbers = cell_numbers(records[unit])
+    if (numbers == 0).any():
+        row = int(np.argmax(numbers == 0)) + 1
         raise DataError(f"unit: column {unit!r}, data row {row}: the identifier is missing; complete the record.")
-    return found - 1
+    return numbers - 1
 
 
 def combined(numbers: Sequence[Ints]) -> Ints:
@@ -124,8 +124,8 @@ def combined(numbers: Sequence[Ints]) -> Ints:
 
 def compact(key: Ints, size: int | None = None) -> tuple[Ints, int]:
     """The keys renumbered 0..n-1 in their order, and n. size: an exclusive upper bound of the keys, if known."""
-    found, place = distinct(key, size)
-    return place, len(found)
+    keys, place = distinct(key, size)
+    return place, len(keys)
 
 
 def distinct(key: Ints, size: int | None = None) -> tuple[Ints, Ints]:
@@ -134,8 +134,8 @@ def distinct(key: Ints, size: int | None = None) -> tuple[Ints, Ints]:
         present = np.zeros(size, dtype=np.bool_)
         present[key] = True
         return np.flatnonzero(present).astype(np.int64), (np.cumsum(present) - 1)[key]
-    found, place = np.unique(key, return_inverse=True)
-    return found, place.astype(np.int64)
+    keys, place = np.unique(key, return_inverse=True)
+    return keys, place.astype(np.int64)
 
 
 def classes_of(numbers: Sequence[Ints], patient: Ints | None) -> Classes:
@@ -174,9 +174,9 @@ def unique_patients(classes: Classes, patient: Ints | None) -> Bools:
     alone: Bools = classes.patients[classes.of_row] == 1
     if patient is None:
         return alone
-    found = np.zeros(int(patient.max(initial=-1)) + 1, dtype=np.bool_)
-    found[patient[alone]] = True
-    return found
+    unique = np.zeros(int(patient.max(initial=-1)) + 1, dtype=np.bool_)
+    unique[patient[alone]] = True
+    return unique
 
 
 def uniqueness(
@@ -201,13 +201,13 @@ def uniqueness(
     sets = [names for size in range(1, (most or len(quasi)) + 1) for names in combinations(quasi, size)]
     if len(sets) > MOST_SETS:
         raise DataError(f"quasi: {len(quasi)} columns have {len(sets):,} sets; ask for sets of fewer columns.")
-    found = []
+    summaries = []
     for names in sets:
         classes = classes_of([numbers[name] for name in names], patient)
         alone = unique_patients(classes, patient)
-        found.append({"columns": list(names), "k": classes.k, "classes": len(classes.patients),
+        summaries.append({"columns": list(names), "k": classes.k, "classes": len(classes.patients),
                       "unique": int(alone.sum()), "share": float(alone.mean()) if len(alone) else 0.0})  # fmt: skip
-    return found
+    return summaries
 
 
 _AT_ONCE = 4_000_000  # cells of a (classes, values) block
@@ -254,12 +254,12 @@ def value_numbers(values: pd.Series) -> tuple[Ints, bool]:
     A missing cell is the last value.
     """
     if isinstance(values.dtype, pd.CategoricalDtype):
-        found, ordered = values.cat.codes.to_numpy(dtype=np.int64), bool(values.cat.ordered)
+        numbers, ordered = values.cat.codes.to_numpy(dtype=np.int64), bool(values.cat.ordered)
     else:
         ordered = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-        found = np.asarray(pd.factorize(values, sort=ordered)[0], dtype=np.int64)
-    found = np.where(found < 0, found.max(initial=-1) + 1, found)
-    return compact(found)[0], ordered
+        numbers = np.asarray(pd.factorize(values, sort=ordered)[0], dtype=np.int64)
+    numbers = np.where(numbers < 0, numbers.max(initial=-1) + 1, numbers)
+    return compact(numbers)[0], ordered
 
 
 def spread_of(classes: Classes, value: Ints, ordered: bool, patient: Ints | None) -> Spread:
@@ -273,12 +273,12 @@ def spread_of(classes: Classes, value: Ints, ordered: bool, patient: Ints | None
     """
     width = int(value.max(initial=0)) + 1
     of_class, what, weight = _once(classes.of_row, value, patient)
-    found, place = distinct(of_class * width + what, len(classes.patients) * width)
+    pairs, place = distinct(of_class * width + what, len(classes.patients) * width)
     overall = overall_shares(value, patient, width)
-    holders = np.bincount(place, minlength=len(found)).astype(np.int64)
-    in_class = found // width
-    share = np.bincount(place, weights=weight, minlength=len(found)) / classes.patients[in_class]
-    return Spread(in_class, found % width, share, holders, overall, classes.patients, ordered)
+    holders = np.bincount(place, minlength=len(pairs)).astype(np.int64)
+    in_class = pairs // width
+    share = np.bincount(place, weights=weight, minlength=len(pairs)) / classes.patients[in_class]
+    return Spread(in_class, pairs % width, share, holders, overall, classes.patients, ordered)
 
 
 def overall_shares(value: Ints, patient: Ints | None, width: int) -> Floats:
@@ -291,8 +291,8 @@ def overall_shares(value: Ints, patient: Ints | None, width: int) -> Floats:
         patient: (rows,) int64 numbers of patients, or None where each row is one.
         width: The number of values.
     """
-    _, found, weight = _once(np.zeros_like(value), value, patient)
-    total: Floats = np.bincount(found, weights=weight, minlength=width).astype(np.float64)
+    _, values, weight = _once(np.zeros_like(value), value, patient)
+    total: Floats = np.bincount(values, weights=weight, minlength=width).astype(np.float64)
     return total / max(float(weight.sum()), 1.0)
 
 
@@ -302,8 +302,8 @@ def _once(of_row: Ints, value: Ints, patient: Ints | None) -> tuple[Ints, Ints, 
         return of_row, value, np.ones(len(value))
     width = int(value.max(initial=0)) + 1
     member = compact(of_row * (int(patient.max(initial=0)) + 1) + patient)[0]
-    found, first = np.unique(member * width + value, return_index=True)
-    return of_row[first], value[first], 1.0 / np.bincount(found // width)[found // width]
+    pairs, first = np.unique(member * width + value, return_index=True)
+    return of_row[first], value[first], 1.0 / np.bincount(pairs // width)[pairs // width]
 
 
 def spread(records: pd.DataFrame, quasi: Sequence[str], sensitive: str, unit: str | None = None) -> Spread:

@@ -142,8 +142,8 @@ def _labelled(values: pd.Series, column: Column, label: Callable[[Any], str]) ->
 
 
 def _numeric(cells: Floats, values: pd.Series, column: Column) -> pd.Series:
-    found = pd.Series(cells, index=values.index)
-    return found.astype("Int64" if column.nullable else "int64") if column.kind == "integer" else found
+    series = pd.Series(cells, index=values.index)
+    return series.astype("Int64" if column.nullable else "int64") if column.kind == "integer" else series
 
 
 def _bounds(column: Column, what: str) -> tuple[float, float]:
@@ -282,12 +282,12 @@ def key_in(path: Path) -> bytes:
             raise ConfigError(f"{path}: the key cannot be written: {reason(error)}.") from None
         return key
     try:
-        found = bytes.fromhex(path.read_text(encoding="ascii"))
+        key_bytes = bytes.fromhex(path.read_text(encoding="ascii"))
     except (OSError, ValueError):
-        found = b""
-    if len(found) != _KEY_BYTES:
+        key_bytes = b""
+    if len(key_bytes) != _KEY_BYTES:
         raise ConfigError(f"{path}: it must hold a key of {_KEY_BYTES} bytes in hexadecimal, or not exist.")
-    return found
+    return key_bytes
 
 
 def shift_days(patient: str, key: bytes, most: int) -> int:

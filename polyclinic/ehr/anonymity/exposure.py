@@ -108,12 +108,12 @@ def attack(
     before = link(records.table, outside, on, sensitive, unit, tolerances=tolerances)
     summaries: dict[str, Any] = {"before": before.summary(), "after": None}
     if after is not None:
-        known = unit if unit in after.columns else None
-        if unit != known:
+        released_unit = unit if unit in after.columns else None
+        if unit != released_unit:
             notes.append(
                 f"After: without the column {unit!r} each row counts as a patient, which may hide who is alone."
             )
-        summaries["after"] = link(after, outside, on, sensitive, known, hierarchies, tolerances).summary()
+        summaries["after"] = link(after, outside, on, sensitive, released_unit, hierarchies, tolerances).summary()
     return summaries | {"notes": notes}
 
 
@@ -150,10 +150,10 @@ def check_dropped(records: Records, dropped: Sequence[str], kept: Sequence[str],
     roles = (*records.quasi, *records.sensitive, *([label] if label else []))
     if wrong := [name for name in dropped if name in roles]:
         raise ConfigError(f"Column {wrong[0]!r} is to be left out, and is a quasi-identifier, sensitive or the label.")
-    if found := identifying(table, [*roles, *dropped, *kept], records.unit):
+    if unique := identifying(table, [*roles, *dropped, *kept], records.unit):
         raise ConfigError(
-            f"Column {found[0]!r} has another value for every patient, as names have: leave it out with --drop, count it as "
-            "--quasi, or let it stay with --keep."
+            f"Column {unique[0]!r} has another value for every patient, as names have: leave it out with --drop, "
+            "count it as --quasi, or let it stay with --keep."
         )
 
 
@@ -228,8 +228,8 @@ def _features(values: pd.Series, training: Bools) -> Floats:
         place, labels = pd.factorize(values)
         middle = np.array([*(midpoint(str(label)) for label in labels), np.nan])
         if np.isnan(middle).sum() > 1 + ("*" in labels):
-            known = pd.Series(place[training]).value_counts().index[:_MOST_LABELS].to_numpy()
-            return np.asarray(place[:, None] == known[None, :], dtype=np.float64)
+            common = pd.Series(place[training]).value_counts().index[:_MOST_LABELS].to_numpy()
+            return np.asarray(place[:, None] == common[None, :], dtype=np.float64)
         number = middle[place]
     missing = np.isnan(number)
     mean = number[training & ~missing].mean() if (training & ~missing).any() else 0.0
@@ -257,13 +257,13 @@ def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None 
         besides: Columns that are not looked at.
         unit: The column that tells patients apart; each row is a patient without it.
     """
-    found = []
+    names = []
     for name in (name for name in records.columns if name not in besides):
-        known = records[name].dropna()
-        patients = len(known) if unit is None else records.loc[known.index, unit].nunique()
-        if known.nunique() >= patients > 1 and not _is_measured(known):
-            found.append(str(name))
-    return found
+        cells = records[name].dropna()
+        patients = len(cells) if unit is None else records.loc[cells.index, unit].nunique()
+        if cells.nunique() >= patients > 1 and not _is_measured(cells):
+            names.append(str(name))
+    return names
 
 
 def _is_measured(known: pd.Series) -> bool:
@@ -289,8 +289,8 @@ def read_table(path: str | Path) -> pd.DataFrame:
     frames = list(files.read_table(file, header))
     if not any(map(len, frames)):
         raise DataError(f"{path}: there are no records; give a file with at least one row under its header.")
-    found = pd.concat(frames, ignore_index=True).set_axis(names, axis=1)
-    typed = pd.DataFrame({name: _typed(found[name]) for name in found.columns})
+    table = pd.concat(frames, ignore_index=True).set_axis(names, axis=1)
+    typed = pd.DataFrame({name: _typed(table[name]) for name in table.columns})
     for name in typed.select_dtypes("number").columns:
         if np.isinf(typed[name].to_numpy(dtype=np.float64, na_value=np.nan)).any():
             raise DataError(f"{path}: column {name!r} holds an infinite number; correct it, or leave the cell empty.")
@@ -311,12 +311,12 @@ def _typed(values: pd.Series) -> pd.Series:
     if is_datetime64_any_dtype(values):
         return values.dt.strftime("%Y-%m-%d").astype(object).where(values.notna(), None)
     text = values.map(lambda cell: str(cell).strip(), na_action="ignore").astype(object)
-    known = text.dropna()
-    numbers = pd.to_numeric(known, errors="coerce")
+    present = text.dropna()
+    numbers = pd.to_numeric(present, errors="coerce")
     if (
-        len(known) == 0 or ZIP_NAME.search(str(values.name)) or numbers.isna().any() or numbers.abs().eq(float("inf")).any()
-        or known.str.match(_LEADING_ZERO).any()
+        len(present) == 0 or ZIP_NAME.search(str(values.name)) or numbers.isna().any()
+        or numbers.abs().eq(float("inf")).any() or present.str.match(_LEADING_ZERO).any()
     ):  # fmt: skip
         return text.where(values.notna(), None)
-    found = pd.to_numeric(text)
-    return found.astype("Int64") if numbers.dtype.kind == "i" and values.isna().any() else found
+    parsed = pd.to_numeric(text)
+    return parsed.astype("Int64") if numbers.dtype.kind == "i" and values.isna().any() else parsed

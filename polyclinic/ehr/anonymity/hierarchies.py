@@ -242,15 +242,15 @@ def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierar
     """
     if column is not None and column.bounds is not None:
         return Intervals(widths=doubling(*column.bounds, whole=column.kind == "integer"))
-    name, known = str(values.name), values.dropna()
+    name, present = str(values.name), values.dropna()
     if ZIP_NAME.search(name):
-        longest = max((len(cell_text(cell)) for cell in known.unique()), default=5)
+        longest = max((len(cell_text(cell)) for cell in present.unique()), default=5)
         return Prefix(keep=tuple(range(max(longest - 1, 1), 0, -1)))
-    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and known.nunique() > 2:
-        low, high = float(known.min()), float(known.max())
+    if pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values) and present.nunique() > 2:
+        low, high = float(present.min()), float(present.max())
         if _LEAST_RANGE < high - low < math.inf:
-            return Intervals(widths=doubling(low, high, whole=bool((known == known.round()).all())))
-    if len(known) and all(ISO_DATE.match(str(cell)) for cell in known.unique()):
+            return Intervals(widths=doubling(low, high, whole=bool((present == present.round()).all())))
+    if len(present) and all(ISO_DATE.match(str(cell)) for cell in present.unique()):
         return Dates()
     return Tree()
 
@@ -380,20 +380,20 @@ def ladder(values: pd.Series, hierarchy: Hierarchy) -> Ladder:
     number, domain = pd.factorize(values)
     cells = domain.tolist()
     order = np.argsort(np.array(cells if is_numeric_dtype(values) else [str(cell) for cell in cells]), kind="stable")
-    known = [cells[place] for place in order.tolist()]
+    ordered_cells = [cells[place] for place in order.tolist()]
     number = np.append(np.argsort(order, kind="stable"), -1)[number]  # -1, missing, takes the last
     missing = bool((number < 0).any())
-    base = np.where(number < 0, len(known), number).astype(np.int64)
-    sizes = np.bincount(base, minlength=len(known) + missing)
-    labels: list[tuple[object, ...]] = [(*known, *([None] if missing else []))]
-    maps = [np.arange(len(known) + missing, dtype=np.int64)]
-    by_cell = [hierarchy.labels(cell) for cell in known]
+    base = np.where(number < 0, len(ordered_cells), number).astype(np.int64)
+    sizes = np.bincount(base, minlength=len(ordered_cells) + missing)
+    labels: list[tuple[object, ...]] = [(*ordered_cells, *([None] if missing else []))]
+    maps = [np.arange(len(ordered_cells) + missing, dtype=np.int64)]
+    by_cell = [hierarchy.labels(cell) for cell in ordered_cells]
     for level in range(1, hierarchy.levels + 1):
         names = [of_cell[level - 1] for of_cell in by_cell]
-        place, found = pd.factorize(np.array([*names, ""], dtype=object)[:-1])
-        _check_nested(maps[-1][: len(known)], place, str(values.name), level)
-        labels.append((*found.tolist(), *([None] if missing else [])))
-        maps.append(np.append(place, len(found)).astype(np.int64) if missing else place.astype(np.int64))
+        place, distinct_labels = pd.factorize(np.array([*names, ""], dtype=object)[:-1])
+        _check_nested(maps[-1][: len(ordered_cells)], place, str(values.name), level)
+        labels.append((*distinct_labels.tolist(), *([None] if missing else [])))
+        maps.append(np.append(place, len(distinct_labels)).astype(np.int64) if missing else place.astype(np.int64))
     labels.append((ANY,))
     maps.append(np.zeros_like(maps[0]))
     others = max(len(sizes) - 1, 1)

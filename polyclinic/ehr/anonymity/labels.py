@@ -44,8 +44,8 @@ def chapter(code: str, system: CodeSystem) -> str:
             return category[:1]
         place = bisect_right(_ICD9, int(category)) - 1 if category.isdigit() and len(category) == 3 else -1
         return f"{_ICD9[place]:03d}-{_ICD9[place + 1] - 1:03d}" if 0 <= place < len(_ICD9) - 1 else UNKNOWN
-    found = (f"{first}-{last}" for first, last in _ICD10 if first <= category <= last)
-    return next(found, UNKNOWN) if len(category) == 3 and category[1].isdigit() else UNKNOWN
+    chapters = (f"{first}-{last}" for first, last in _ICD10 if first <= category <= last)
+    return next(chapters, UNKNOWN) if len(category) == 3 and category[1].isdigit() else UNKNOWN
 
 
 def short_zip(code: str, keep: int = 3) -> str:
@@ -102,8 +102,8 @@ def bounds_of(label: str) -> tuple[float, float, bool] | None:
 
 def midpoint(label: str) -> float:
     """The middle of an interval, the end of a half-line, the number of a plain cell; NaN of anything else."""
-    if (found := bounds_of(label)) is not None:
-        low, high, _ = found
+    if (bounds := bounds_of(label)) is not None:
+        low, high, _ = bounds
         if math.isinf(low) or math.isinf(high):
             return high if math.isinf(low) else low
         return (low + high - 1) / 2 if _WHOLE.fullmatch(label) else (low + high) / 2

@@ -45,8 +45,8 @@ class Linked:
 
     def disclosed(self, sensitive: str) -> Bools:
         """(people,) bool: all candidates have the same value, so it is known even where the patient is not."""
-        known: Bools = self.learned[sensitive] == 1
-        return known
+        certain: Bools = self.learned[sensitive] == 1
+        return certain
 
     def summary(self) -> dict[str, object]:
         """Counts alone: people, matched, re_identified, narrowed (2 to 4 candidates), mean candidates, disclosed."""
@@ -104,9 +104,9 @@ def link(
     of_row, row = _distinct(inside)
     of_person, person = _distinct(asked)
     fits = _fits(
-        [_column([cells[i] for i in row], [known[i] for i in person], (hierarchies or {}).get(name),
+        [_column([cells[i] for i in row], [outside_cells[i] for i in person], (hierarchies or {}).get(name),
                  tolerances.get(name))
-         for name, cells, known in zip(on, inside, asked, strict=True)]
+         for name, cells, outside_cells in zip(on, inside, asked, strict=True)]
     )  # fmt: skip
     patient = patient_numbers(records, unit)
     who = np.arange(len(records), dtype=np.int64) if patient is None else patient
@@ -129,14 +129,14 @@ def _column(
     from scipy.sparse import coo_array
 
     of_class, names = pd.factorize(np.array(labels, dtype=object))
-    of_person, known = pd.factorize(np.array(cells, dtype=object))
+    of_person, distinct_cells = pd.factorize(np.array(cells, dtype=object))
     place = {name: number for number, name in enumerate(names) if name}
     pairs: set[tuple[int, int]] = set()
-    for row, cell in enumerate(known):
+    for row, cell in enumerate(distinct_cells):
         if cell:
             behind = {cell, *_disguises(cell), *(hierarchy.labels(cell) if hierarchy else ())}
             pairs |= {(row, place[label]) for label in behind if label in place}
-    ends = [(number, found) for name, number in place.items() if (found := bounds_of(name)) is not None]
+    ends = [(number, bounds) for name, number in place.items() if (bounds := bounds_of(name)) is not None]
     if tolerance is not None:
         numbers = pd.to_numeric(pd.Series(list(place)), errors="coerce")
         ends += [(place[name], (at, at, True)) for name, at in zip(place, numbers, strict=True) if np.isfinite(at)]
@@ -145,12 +145,14 @@ def _column(
             (number, (low - tolerance - 1e-9 * abs(low), high + tolerance + 1e-9 * abs(high), True))
             for number, (low, high, _) in ends
         ]
-    number_of = pd.to_numeric(pd.Series(known), errors="coerce").to_numpy(dtype=np.float64)
+    number_of = pd.to_numeric(pd.Series(distinct_cells), errors="coerce").to_numpy(dtype=np.float64)
     for number, (low, high, closed) in ends:
         held = (number_of >= low) & ((number_of < high) | (closed & (number_of == high)))
         pairs |= {(row, number) for row in np.flatnonzero(held).tolist()}
     rows, columns = np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
-    table = coo_array((np.ones(len(rows), dtype=np.int64), (rows, columns)), shape=(len(known), len(names))).tocsr()
+    table = coo_array(
+        (np.ones(len(rows), dtype=np.int64), (rows, columns)), shape=(len(distinct_cells), len(names))
+    ).tocsr()
     return table, of_class.astype(np.int64), of_person.astype(np.int64)
 
 
@@ -161,13 +163,13 @@ def _fits(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
     people, classes = len(columns[0][2]), len(columns[0][1])
     if all(np.diff(table.indptr).max(initial=0) <= 1 for table, _, _ in columns):
         return _joined(columns)
-    found, step = [], max(1, _AT_ONCE // classes)
+    blocks, step = [], max(1, _AT_ONCE // classes)
     for begin in range(0, people, step):
         block = np.ones((min(step, people - begin), classes), dtype=np.bool_)
         for table, of_class, of_person in columns:
             block &= table[of_person[begin : begin + step]].toarray().astype(np.bool_)[:, of_class]
-        found.append(csr_array(block.astype(np.int64)))
-    return vstack(found).tocsr()
+        blocks.append(csr_array(block.astype(np.int64)))
+    return vstack(blocks).tocsr()
 
 
 def _joined(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
@@ -200,5 +202,5 @@ def _distinct_among(fits: Any, of_row: Ints, value: Ints) -> Ints:
 
 def _disguises(cell: str) -> set[str]:
     """Labels other than intervals behind which a raw cell may stand by its form: ``*``, ``606**``, ``1964-03``, ``1960s``."""
-    found = {"*", *(cell[:kept] + "*" * (len(cell) - kept) for kept in range(1, len(cell)))}
-    return found | ({cell[:7], cell[:4], f"{cell[:3]}0s"} if ISO_DATE.match(cell) else set())
+    labels = {"*", *(cell[:length] + "*" * (len(cell) - length) for length in range(1, len(cell)))}
+    return labels | ({cell[:7], cell[:4], f"{cell[:3]}0s"} if ISO_DATE.match(cell) else set())

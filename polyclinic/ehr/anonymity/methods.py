@@ -104,9 +104,9 @@ class Demand:
         classes = Classes(of_row, patients_of(of_row, self.patient))
         good: Bools = classes.patients >= self.target.k
         if self.target.l > 1 or self.target.t is not None:
-            spreads = [spread_of(classes, one.value, one.ordered, self.patient) for one in self.sensitive]
-            for found in spreads:
-                good &= l_by_class(found) >= self.target.l
+            spreads = [spread_of(classes, column.value, column.ordered, self.patient) for column in self.sensitive]
+            for spread in spreads:
+                good &= l_by_class(spread) >= self.target.l
             while self.target.t is not None and (far := self._far(good, of_row, spreads)).any():
                 good &= ~far
         staying: Bools = good[of_row]
@@ -115,11 +115,11 @@ class Demand:
     def _far(self, good: Bools, of_row: Ints, spreads: Sequence[Spread]) -> Bools:
         """(classes,) bool: the good classes that are too far from the table of good classes."""
         far = np.zeros(len(good), dtype=np.bool_)
-        kept = good[of_row]
-        patient = None if self.patient is None else self.patient[kept]
-        for one, found in zip(self.sensitive, spreads, strict=True) if kept.any() else ():
-            overall = overall_shares(one.value[kept], patient, len(found.overall))
-            far |= good & (t_by_class(found, overall) > (self.target.t or 0.0) + 1e-12)
+        staying = good[of_row]
+        patient = None if self.patient is None else self.patient[staying]
+        for column, spread in zip(self.sensitive, spreads, strict=True) if staying.any() else ():
+            overall = overall_shares(column.value[staying], patient, len(spread.overall))
+            far |= good & (t_by_class(spread, overall) > (self.target.t or 0.0) + 1e-12)
         return far
 
     def is_enough(self, rows: Ints) -> bool:
@@ -132,16 +132,18 @@ class Demand:
             return True
         held = Classes(np.zeros(len(rows), dtype=np.int64), np.array([patients], dtype=np.int64))
         for column, overall in zip(self.sensitive, self._overall, strict=True):
-            found = spread_of(held, column.value[rows], column.ordered, patient)
-            if l_by_class(found)[0] < self.target.l:
+            spread = spread_of(held, column.value[rows], column.ordered, patient)
+            if l_by_class(spread)[0] < self.target.l:
                 return False
-            if self.target.t is not None and t_by_class(found, overall)[0] > self.target.t + 1e-12:
+            if self.target.t is not None and t_by_class(spread, overall)[0] > self.target.t + 1e-12:
                 return False
         return True
 
     @cached_property
     def _overall(self) -> tuple[Floats, ...]:
-        return tuple(overall_shares(one.value, self.patient, int(one.value.max()) + 1) for one in self.sensitive)
+        return tuple(
+            overall_shares(column.value, self.patient, int(column.value.max()) + 1) for column in self.sensitive
+        )
 
     def hopeless(self) -> DataError:
         """What to raise where not even one class of all rows reaches the target."""
@@ -201,9 +203,9 @@ def best_levels(ladders: Sequence[Ladder], demand: Demand) -> Outcome:
     while (place := search.next()) is not None:
         search.climb(tuple(search.nodes[place].tolist()), top)
     assert search.best is not None
-    levels, kept, loss = search.best
+    levels, staying, loss = search.best
     cells = {ladder.name: ladder.cells(level) for ladder, level in zip(ladders, levels, strict=True) if level > 0}
-    return Outcome(cells, kept, loss, levels, demand.is_monotone, len(search.tried), len(nodes))
+    return Outcome(cells, staying, loss, levels, demand.is_monotone, len(search.tried), len(nodes))
 
 
 class _Search:
@@ -234,14 +236,14 @@ class _Search:
 
     def _try(self, levels: tuple[int, ...]) -> bool:
         of_row = combined([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
-        kept = self.demand.kept(of_row)
-        if self.demand.too_many(kept):
+        staying = self.demand.kept(of_row)
+        if self.demand.too_many(staying):
             self.open &= ~(self.nodes <= levels).all(axis=1)
             return False
         self.open &= ~(self.nodes == levels).all(axis=1)
-        loss = _loss(self.ladders, levels, kept)
+        loss = _loss(self.ladders, levels, staying)
         if self.best is None or _rank(loss, levels) < _rank(self.best[2], self.best[0]):
-            self.best = (levels, kept, loss)
+            self.best = (levels, staying, loss)
         return True
 
 
@@ -282,13 +284,13 @@ def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand
     of_row = _halved([_ranks(ladder, ranged) for ladder, ranged in zip(ladders, numeric, strict=True)], demand)
     order = np.argsort(of_row, kind="stable")
     begin = np.flatnonzero(np.diff(of_row[order], prepend=-1))
-    told = [
+    generalised = [
         (_ranges if ranged else _shared)(ladder, of_row, order, begin)
         for ladder, ranged in zip(ladders, numeric, strict=True)
     ]
-    cells = {ladder.name: labels for ladder, (labels, _) in zip(ladders, told, strict=True)}
-    kept = np.ones(demand.rows, dtype=np.bool_)
-    return Outcome(cells, kept, float(np.mean([loss.mean() for _, loss in told])))
+    cells = {ladder.name: labels for ladder, (labels, _) in zip(ladders, generalised, strict=True)}
+    staying = np.ones(demand.rows, dtype=np.bool_)
+    return Outcome(cells, staying, float(np.mean([loss.mean() for _, loss in generalised])))
 
 
 def _halved(ranks: Sequence[Ints], demand: Demand) -> Ints:

@@ -109,7 +109,7 @@ def anonymise(
             "height": height(ladders, outcome.levels), "precision": precision(ladders, outcome.levels, outcome.kept),
             "looked_at": outcome.looked_at, "combinations": outcome.of,
         }  # fmt: skip
-        levels = {one.name: (level, one.top) for one, level in zip(ladders, outcome.levels, strict=True)}
+        levels = {ladder.name: (level, ladder.top) for ladder, level in zip(ladders, outcome.levels, strict=True)}
     return Release(released, outcome.kept, used, levels, classes.k, classes.patients, loss, outcome.is_least)
 
 

@@ -178,17 +178,19 @@ class Files:
         return all(self._file_of(place, name) for name in self.published)
 
     def _checked(self, place: Path, name: str) -> Path:
-        found = self._file_of(place, name)
-        if found is None or (found[1] and hashlib.sha256(found[0].read_bytes()).hexdigest() != found[1]):
-            file = place / name if found is None else found[0]
+        file_and_digest = self._file_of(place, name)
+        if file_and_digest is None or (
+            file_and_digest[1] and hashlib.sha256(file_and_digest[0].read_bytes()).hexdigest() != file_and_digest[1]
+        ):
+            file = place / name if file_and_digest is None else file_and_digest[0]
             raise DataError(
                 f"{file} is not the published file (its SHA-256 differs); delete it and download it anew from {self.url}."
             )
-        return found[0]
+        return file_and_digest[0]
 
 
 def _retrieve(url: str, digest: str | None, name: str, target: Path) -> Path:
     import pooch
 
-    known = None if digest is None else f"sha256:{digest}"
-    return Path(pooch.retrieve(url, known_hash=known, fname=name, path=target))
+    expected_hash = None if digest is None else f"sha256:{digest}"
+    return Path(pooch.retrieve(url, known_hash=expected_hash, fname=name, path=target))

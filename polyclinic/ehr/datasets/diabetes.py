@@ -77,8 +77,8 @@ def diagnosis_group(code: pd.Series) -> pd.Series:
         ("neoplasms", (whole >= 140) & (whole <= 239)),
         ("missing", (code == "?").to_numpy(dtype=bool)),
     )
-    found = np.select([where for _, where in ranges], [name for name, _ in ranges], default="other")
-    return pd.Series(found, index=code.index, dtype=object)
+    groups = np.select([where for _, where in ranges], [name for name, _ in ranges], default="other")
+    return pd.Series(groups, index=code.index, dtype=object)
 
 
 @lru_cache(maxsize=1)

@@ -107,8 +107,8 @@ def _parsed(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.Da
 
 
 def _group(code: pd.Series) -> pd.Series:
-    known = code.fillna("").astype(str)
-    places = np.stack([known.str.contains(pattern).to_numpy(dtype=bool) for pattern in _DIAGNOSES.values()], axis=1)
+    diagnoses = code.fillna("").astype(str)
+    places = np.stack([diagnoses.str.contains(pattern).to_numpy(dtype=bool) for pattern in _DIAGNOSES.values()], axis=1)
     names = np.array(list(_DIAGNOSES), dtype=object)[places.argmax(axis=1)]
     return pd.Series(names, index=code.index, dtype=object)
 

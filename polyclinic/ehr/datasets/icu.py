@@ -154,13 +154,13 @@ def _trajectory(
     name: str, level: Floats, within: float, bounds: tuple[float, float], missed: Floats, rng: np.random.Generator
 ) -> dict[str, Floats]:
     deviation = rng.standard_normal(len(level))
-    found = {}
+    columns = {}
     for step in range(STEPS):
         values = np.clip(np.round(level + within * deviation), *bounds)
-        found[f"{name}_{step:02d}"] = np.where(rng.random(len(level)) < missed, np.nan, values)
+        columns[f"{name}_{step:02d}"] = np.where(rng.random(len(level)) < missed, np.nan, values)
         fresh = rng.standard_normal(len(level))
         deviation = PERSISTENCE * deviation + np.sqrt(1.0 - PERSISTENCE**2) * fresh
-    return found
+    return columns
 
 
 def _comorbidities(frailty: Floats, rng: np.random.Generator) -> NDArray[np.object_]:

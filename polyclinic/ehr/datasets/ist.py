@@ -119,8 +119,8 @@ def _labelled(records: pd.DataFrame, schema: Schema, label: pd.Series) -> pd.Dat
 def load() -> pd.DataFrame:
     """The 19,285 patients whose state at 6 months is known (OCCODE 1 to 4); dead (1) or dependent (2) against the rest."""
     table = _read()
-    known = table[table["occode"].between(1, 4)]
-    return _labelled(known, SCHEMA, known["occode"] <= 2)
+    patients = table[table["occode"].between(1, 4)]
+    return _labelled(patients, SCHEMA, patients["occode"] <= 2)
 
 
 def load_death_14() -> pd.DataFrame:

@@ -81,12 +81,12 @@ def check_partitioner(name: str) -> Plan:
             break
         rest = before
     base, _, argument = rest.partition(":")
-    known = rest in ("natural", *_DEALT) or (base in _WITH_ARGUMENT and argument != "")
-    if known and base == "classes":
-        known = argument.isdecimal() and int(argument) > 0
+    built_in = rest in ("natural", *_DEALT) or (base in _WITH_ARGUMENT and argument != "")
+    if built_in and base == "classes":
+        built_in = argument.isdecimal() and int(argument) > 0
     brought = [plugin.name for plugin in claims("partitioners", OURS) if not plugin.problem]
-    others = not known and base not in OURS and (argument.isidentifier() or rest in brought)
-    if not known and not others:
+    others = not built_in and base not in OURS and (argument.isidentifier() or rest in brought)
+    if not built_in and not others:
         raise ConfigError(
             f"Partitioner {name!r} is unknown; allowed are {', '.join((*PARTITIONERS, *brought))} or package.module:Name, with "
             f"+pool:N, +bias or +units after them.{nearest(rest, ('natural', *_DEALT, *brought))}"
@@ -113,9 +113,9 @@ def partition(
     Raises:
         ConfigError: As ``partition_rows``, and where no feature can be measured differently.
     """
-    found = partition_rows(records, schema, name, sites, seed, alpha)
-    records = measured(records, schema, name, found, seed, alpha)
-    return {site: records.iloc[rows].reset_index(drop=True) for site, rows in found.items()}
+    rows_by_site = partition_rows(records, schema, name, sites, seed, alpha)
+    records = measured(records, schema, name, rows_by_site, seed, alpha)
+    return {site: records.iloc[rows].reset_index(drop=True) for site, rows in rows_by_site.items()}
 
 
 def measured(
@@ -222,13 +222,13 @@ def _dealt_by(
         deal = dealer(records.copy(), schema, sites, rng, alpha)
         names = list(map(str, deal)) if isinstance(deal, Mapping) else []
         given = list(deal.values()) if isinstance(deal, Mapping) else list(deal)
-        rows = [np.asarray(one) for one in given]
+        rows = [np.asarray(site_rows) for site_rows in given]
     from polyclinic.ehr.partition.dealt import people
 
     fault = _fault_of_names(names) or _fault(rows, people(records, schema)[0])
     if fault:
         raise ConfigError(f"Partitioner {name!r} {fault}.")
-    rows_by_site = [np.sort(one.astype(np.int64)) for one in rows]
+    rows_by_site = [np.sort(site_rows.astype(np.int64)) for site_rows in rows]
     return dict(zip(names, rows_by_site, strict=True)) if names else rows_by_site
 
 
@@ -245,19 +245,19 @@ def _fault(deal: list[Ints], person: Ints) -> str:
     """What is wrong with rows that were dealt; empty if nothing is."""
     if not deal:
         return "gives no site"
-    for one in deal:
-        if one.size == 0:
+    for site_rows in deal:
+        if site_rows.size == 0:
             return "leaves a site without a row"
-        if one.ndim != 1 or not np.issubdtype(one.dtype, np.integer):
+        if site_rows.ndim != 1 or not np.issubdtype(site_rows.dtype, np.integer):
             return "must give each site's rows as a list of whole numbers"
-        if one.min() < 0 or one.max() >= len(person):
+        if site_rows.min() < 0 or site_rows.max() >= len(person):
             return f"gives a row that there is not; rows are 0 to {len(person) - 1}"
     rows = np.concatenate(deal)
     if len(np.unique(rows)) < len(rows):
         return "gives a row to two sites, or twice to one"
     site_of = np.full(int(person.max()) + 1, -1)
-    for site, one in enumerate(deal):
-        if np.any((site_of[person[one]] >= 0) & (site_of[person[one]] != site)):
+    for site, site_rows in enumerate(deal):
+        if np.any((site_of[person[site_rows]] >= 0) & (site_of[person[site_rows]] != site)):
             return "splits a patient between two sites; give all rows of a patient to one"
-        site_of[person[one]] = site
+        site_of[person[site_rows]] = site
     return ""

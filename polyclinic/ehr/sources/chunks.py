@@ -45,8 +45,8 @@ class Place:
         """Raises ConfigError for an option that is not one of the names."""
         for name in self.options:
             if name not in names:
-                known = f"known are {', '.join(names)}" if names else "this source has none"
-                raise ConfigError(f"{self.text}: [source] has the key {name!r}; {known}.{nearest(name, names)}")
+                options = f"known are {', '.join(names)}" if names else "this source has none"
+                raise ConfigError(f"{self.text}: [source] has the key {name!r}; {options}.{nearest(name, names)}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,8 @@ def of_cohort(
             yield last
         last = chunk
     if last is not None:
-        found = flow().stages
-        yield replace(last, flow=Flow((*before[-1].stages, *found[1:]) if before else found))
+        stages = flow().stages
+        yield replace(last, flow=Flow((*before[-1].stages, *stages[1:]) if before else stages))
 
 
 def typed(chunk: Chunk, schema: Schema) -> pd.DataFrame:

@@ -120,8 +120,8 @@ def _place(path: str | Path, key: tuple[str, ...]) -> str:
         for n, line in enumerate(lines, 1)
         if heading and n > heading and re.match(rf"\s*\"?{re.escape(key[-1])}\"?\s*=", line)
     )
-    found = next(inside, None) if len(key) > 2 else None
-    line = found or heading
+    key_line = next(inside, None) if len(key) > 2 else None
+    line = key_line or heading
     return f"{path}{f', line {line}' if line else ''}, key {'.'.join(key)!r}"
 
 
@@ -134,8 +134,8 @@ def _problem(name: str, origin: Origin, schema: Schema) -> tuple[tuple[str, ...]
     """The key within a column's table that is impossible, and why; None where all is well."""
     column = next((column for column in schema.columns if column.name == name and column.is_read), None)
     if column is None:
-        known = [column.name for column in schema.columns if column.is_read]
-        return (), f"the schema {schema.name!r} has no such column.{nearest(name, known)}"
+        names = [column.name for column in schema.columns if column.is_read]
+        return (), f"the schema {schema.name!r} has no such column.{nearest(name, names)}"
     numeric, identifies = (
         column.kind in BOUNDED_KINDS and column.role == "feature",
         column.role in ("patient_id", "site", "time"),
@@ -222,14 +222,14 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
         mapping: Where each column of the schema comes from.
         schema: The public schema.
     """
-    found: dict[str, pd.Series] = {}
+    columns: dict[str, pd.Series] = {}
     for column in (column for column in schema.columns if column.is_read):
         origin = mapping.origin(column)
         own = column.model_copy(update={"name": origin.name or column.name})
         for name, its in zip(column.record_names, own.record_names, strict=True):
             if origin.is_lacking:
                 cell = None if origin.missing else _text(origin.default)
-                found[name] = pd.Series([cell] * len(frame), index=frame.index, dtype=object, name=name)
+                columns[name] = pd.Series([cell] * len(frame), index=frame.index, dtype=object, name=name)
                 continue
             cells = frame[its].rename(name)
             if origin.marks:
@@ -243,8 +243,8 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
                 )
             if origin.values:
                 cells = _recoded(cells, origin.values, several=column.kind == "code_set")
-            found[name] = cells
-    return pd.DataFrame(found, index=frame.index)
+            columns[name] = cells
+    return pd.DataFrame(columns, index=frame.index)
 
 
 def mapped(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
@@ -283,8 +283,8 @@ def _converted(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
         here = (units == unit) & (origin.limits | ~read.beyond)
         numbers[here] = read.values[here] * factor + offset
     numbers = numbers.round() if column.kind == "integer" else numbers
-    known = numbers.notna() | cells.isna()
-    return (numbers if known.all() else numbers.astype(object).where(known, cells)).rename(cells.name)
+    convertible = numbers.notna() | cells.isna()
+    return (numbers if convertible.all() else numbers.astype(object).where(convertible, cells)).rename(cells.name)
 
 
 def _recoded(cells: pd.Series, values: dict[str, str], several: bool) -> pd.Series:
@@ -347,19 +347,19 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
     """
     if unit.strip().lower() == into.strip().lower():
         return 1.0, 0.0
-    one, other = _named(unit), _named(into)
-    factor = one.factor / other.factor
-    if {one.dimension, other.dimension} == {_MASS, _AMOUNT}:
+    source, other = _named(unit), _named(into)
+    factor = source.factor / other.factor
+    if {source.dimension, other.dimension} == {_MASS, _AMOUNT}:
         if substance not in SUBSTANCES:
             raise ConfigError(
                 f"{unit} becomes {into} only for a known substance, not {substance!r}; known are {', '.join(SUBSTANCES)}."
                 f"{nearest(substance, SUBSTANCES)}"
             )
         molar = SUBSTANCES[substance]
-        return (factor / molar if one.dimension == _MASS else factor * molar), 0.0
-    if one.dimension != other.dimension:
-        raise ConfigError(f"{unit} is a {one.dimension} and {into} a {other.dimension}: neither becomes the other.")
-    return factor, (one.offset - other.offset) / other.factor
+        return (factor / molar if source.dimension == _MASS else factor * molar), 0.0
+    if source.dimension != other.dimension:
+        raise ConfigError(f"{unit} is a {source.dimension} and {into} a {other.dimension}: neither becomes the other.")
+    return factor, (source.offset - other.offset) / other.factor
 
 
 def unit_spelling(unit: str) -> str:
@@ -368,6 +368,6 @@ def unit_spelling(unit: str) -> str:
 
 
 def _named(unit: str) -> Unit:
-    if (found := _SPELLINGS.get(unit.strip().lower())) is None:
+    if (symbol := _SPELLINGS.get(unit.strip().lower())) is None:
         raise ConfigError(f"The unit {unit!r} is not known; known are {', '.join(UNITS)}.{nearest(unit, UNITS)}")
-    return UNITS[found]
+    return UNITS[symbol]

@@ -59,13 +59,13 @@ class Export:
         return str(self.path)
 
     def frames(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
-        known = {resource.lower(): resource for resource in RESOURCES}
-        if table not in known:
+        by_table = {resource.lower(): resource for resource in RESOURCES}
+        if table not in by_table:
             raise DataError(f"{self.path}: {table!r} is no resource that is read; known are {', '.join(RESOURCES)}.")
         rows: list[tuple[Any, ...]] = []
-        for file in self._files(known[table]):
-            for number, resource in _resources(file, known[table]):
-                rows.extend(_flat(resource, known[table], columns, f"{file.name}:{number}"))
+        for file in self._files(by_table[table]):
+            for number, resource in _resources(file, by_table[table]):
+                rows.extend(_flat(resource, by_table[table], columns, f"{file.name}:{number}"))
                 if len(rows) >= ROWS:
                     yield pd.DataFrame(rows, columns=list(columns), dtype=object)
                     rows = []
@@ -73,10 +73,10 @@ class Export:
 
     def _files(self, resource: str) -> list[Path]:
         pattern = re.compile(rf"(.*[^a-z])?{resource.lower()}([^a-z].*)?\.ndjson(\.gz)?")
-        found = sorted(f for f in self.path.glob("*") if f.is_file() and pattern.fullmatch(f.name.lower()))
-        if not found:
+        files = sorted(f for f in self.path.glob("*") if f.is_file() and pattern.fullmatch(f.name.lower()))
+        if not files:
             raise DataError(f"{self.path}: there is no {resource}.ndjson; a bulk export has a file for each resource.")
-        return found
+        return files
 
 
 def fhir(place: Place, schema: Schema) -> Iterator[Chunk]:
@@ -117,8 +117,8 @@ def _flat(resource: dict[str, Any], kind: str, columns: Sequence[str], event: st
     for number, part in enumerate(parts):
         cells = {name: _cell(part, kind, name) for name in columns if name not in ("code", "event")}
         for code in _codes(part) if "code" in columns else [None]:
-            known = {**cells, "code": code, "event": f"{event}#{number}"}
-            yield tuple(known[name] for name in columns)
+            of_code = {**cells, "code": code, "event": f"{event}#{number}"}
+            yield tuple(of_code[name] for name in columns)
 
 
 def _without_value(resource: dict[str, Any]) -> dict[str, None]:
@@ -129,8 +129,8 @@ def _codes(resource: dict[str, Any]) -> list[Any]:
     """Every code of the resource's concept; one that is missing where there is none."""
     concept = resource.get("code") or resource.get("medicationCodeableConcept")
     codings = concept.get("coding", [concept]) if isinstance(concept, dict) else []
-    found = [coding.get("code") for coding in codings if isinstance(coding, dict)] if isinstance(codings, list) else []
-    return [code for code in found if isinstance(code, str)] or [None]
+    codes = [coding.get("code") for coding in codings if isinstance(coding, dict)] if isinstance(codings, list) else []
+    return [code for code in codes if isinstance(code, str)] or [None]
 
 
 def _cell(resource: dict[str, Any], kind: str, name: str) -> Any:
@@ -139,20 +139,20 @@ def _cell(resource: dict[str, Any], kind: str, name: str) -> Any:
         return "true" if dead is True or resource.get("deceasedDateTime") else "false" if dead is False else None
     if name == "id" or _OWN_ID.get(kind) == name:
         return _scalar(resource.get("id"))
-    found = _first(resource, _ELEMENTS.get(name, (name,)))
-    if name in ("patient", "encounter") and isinstance(found, str):
-        return re.split(r"[/:]", found)[-1]  # Patient/7, https://x/fhir/Patient/7 or urn:uuid:7
-    return found
+    value = _first(resource, _ELEMENTS.get(name, (name,)))
+    if name in ("patient", "encounter") and isinstance(value, str):
+        return re.split(r"[/:]", value)[-1]  # Patient/7, https://x/fhir/Patient/7 or urn:uuid:7
+    return value
 
 
 def _first(resource: dict[str, Any], paths: Iterable[str]) -> Any:
     for path in paths:
-        found: Any = resource
+        element: Any = resource
         for part in path.split("."):
-            found = found[0] if isinstance(found, list) and found else found
-            found = _member(found, part) if isinstance(found, dict) else None
-        found = found[0] if isinstance(found, list) and found else found
-        if (cell := _scalar(found)) is not None:
+            element = element[0] if isinstance(element, list) and element else element
+            element = _member(element, part) if isinstance(element, dict) else None
+        element = element[0] if isinstance(element, list) and element else element
+        if (cell := _scalar(element)) is not None:
             return cell
     return None
 

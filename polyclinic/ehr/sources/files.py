@@ -86,8 +86,8 @@ def found_files(path: str | Path) -> list[Path]:
     if place.is_file():
         check_suffix(place)
         return [place]
-    found = place.iterdir() if place.is_dir() else Path(place.anchor).glob(str(place.relative_to(place.anchor)))
-    there = sorted(file for file in found if file.is_file())
+    candidates = place.iterdir() if place.is_dir() else Path(place.anchor).glob(str(place.relative_to(place.anchor)))
+    there = sorted(file for file in candidates if file.is_file())
     files = [file for file in there if file.name.lower().endswith(SUFFIXES)]
     if not files:
         if others := [file for file in there if _remedy(file)]:

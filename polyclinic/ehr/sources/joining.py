@@ -110,7 +110,7 @@ def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Se
         }
         renamed |= {old for old, now in new.items() if old != now}
         joined[name] = frame.rename(columns=new)
-    one, doubts = _join_units(joined)
+    converted, doubts = _join_units(joined)
     holders = {
         column: [name for name in joined if column in joined[name]] for frame in joined.values() for column in frame
     }
@@ -120,7 +120,7 @@ def join_tables(frames: Mapping[str, pd.DataFrame]) -> tuple[pd.DataFrame, pd.Se
             f"No column of {several(alone)} is among the others' columns; the first line of a file must name its columns, as the "
             "others' do."
         )
-    notes = [f"Read as one column, for their units convert: {several(one, most=8)}."] if one else []
+    notes = [f"Read as one column, for their units convert: {several(converted, most=8)}."] if converted else []
     if renamed:
         notes.append(f"Read under the other hospitals' spelling of their names: {several(sorted(renamed), most=8)}.")
     lacking = [
@@ -141,7 +141,7 @@ def _join_units(frames: dict[str, pd.DataFrame]) -> tuple[list[str], list[str]]:
     groups: dict[str, list[str]] = {}
     for column in dict.fromkeys(column for frame in frames.values() for column in frame):
         groups.setdefault(without_unit(column), []).append(column)
-    one, doubts = [], []
+    convertible, doubts = [], []
     for columns in groups.values():
         if len(columns) < 2 or any(len({*columns} & {*frame}) > 1 for frame in frames.values()):
             continue
@@ -149,7 +149,7 @@ def _join_units(frames: dict[str, pd.DataFrame]) -> tuple[list[str], list[str]]:
         main = max(given, key=lambda name: given[name])
         names = " and ".join(map(repr, columns))
         if all(named_units_convert(column, main) for column in columns):
-            one.append(names)
+            convertible.append(names)
             for file, frame in frames.items():
                 if own := [column for column in columns if column in frame]:
                     cells = with_named_unit(frame[own[0]], own[0])
@@ -159,4 +159,4 @@ def _join_units(frames: dict[str, pd.DataFrame]) -> tuple[list[str], list[str]]:
                 f"{names} may be one quantity in units that are not known to convert: they are columns of their own, each "
                 "missing at the hospitals that have another. Write one unit in all files."
             )
-    return one, doubts
+    return convertible, doubts

@@ -64,15 +64,15 @@ def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> 
         rows["index"] = _event_times(tables, event, rows)
     kinds = {column.name: column for column in schema.columns}
     cells: dict[str, pd.DataFrame] = {}
-    for table in dict.fromkeys(one.table for one in wanted):
-        of_table = [one for one in wanted if one.table == table]
-        for one, events in zip(of_table, _events(tables, table, of_table), strict=True):
+    for table in dict.fromkeys(wanted_column.table for wanted_column in wanted):
+        of_table = [wanted_column for wanted_column in wanted if wanted_column.table == table]
+        for wanted_column, events in zip(of_table, _events(tables, table, of_table), strict=True):
             # Where a table counts minutes, it counts them from the layout's own index, unless an event is it.
-            patients = rows.assign(index=0.0) if one.minutes and event is None else rows
-            keys = pd.DataFrame({"by": rows[f"by {one.by}"], "patient": rows["patient"]})
-            name = one.column.name
-            measures = one.column.measures(kinds.get(name) or Column(name=name, kind="binary", role="ignore"))
-            cells[name] = one_row_each(patients, events.merge(keys, on="by"), measures, one.source)
+            patients = rows.assign(index=0.0) if wanted_column.minutes and event is None else rows
+            keys = pd.DataFrame({"by": rows[f"by {wanted_column.by}"], "patient": rows["patient"]})
+            name = wanted_column.column.name
+            measures = wanted_column.column.measures(kinds.get(name) or Column(name=name, kind="binary", role="ignore"))
+            cells[name] = one_row_each(patients, events.merge(keys, on="by"), measures, wanted_column.source)
     records = pd.concat(
         [*(cells[column.name] for column in columns), *([rows["index"]] if "index" in rows else [])], axis=1
     )
@@ -85,7 +85,7 @@ def _rows(tables: Tables, mapping: Mapping) -> pd.DataFrame:
     """One row for each row of the records: ``patient`` (its key), ``index``, and ``by NAME`` for what tables join by."""
     rows, table = mapping.rows, mapping.rows.table.lower()
     event = rows.index if isinstance(rows.index, IndexOf) else None
-    joined = [one.by for one in (*mapping.columns, *mapping.helpers)] + ([event.by] if event else [])
+    joined = [column.by for column in (*mapping.columns, *mapping.helpers)] + ([event.by] if event else [])
     joins = {(by or rows.key).lower() for by in joined} | {rows.key.lower()}
     index = [rows.index.lower()] if isinstance(rows.index, str) else []
     names = list(dict.fromkeys([*joins, *index, *(name.lower() for name in rows.where)]))
@@ -94,13 +94,13 @@ def _rows(tables: Tables, mapping: Mapping) -> pd.DataFrame:
     for frame in tables.frames(table, names):
         chosen = _where(frame, where)
         parts.append(frame[chosen])
-    found, source = pd.concat(parts, ignore_index=True), f"{tables.name}, table {table!r}"
-    out = pd.DataFrame({f"by {name}": texts(found[name]) for name in joins}, dtype=object)
+    all_rows, source = pd.concat(parts, ignore_index=True), f"{tables.name}, table {table!r}"
+    out = pd.DataFrame({f"by {name}": texts(all_rows[name]) for name in joins}, dtype=object)
     out["patient"] = out[f"by {rows.key.lower()}"]
     if (out["patient"] == "").any() or out["patient"].duplicated().any():
         raise DataError(f"{source}: column {rows.key!r} must tell rows apart; it is missing or repeated in some.")
     if index:
-        out["index"] = read_dates(found[index[0]], f"{source}: column {rows.index!r}")
+        out["index"] = read_dates(all_rows[index[0]], f"{source}: column {rows.index!r}")
     return out
 
 
@@ -125,13 +125,13 @@ class _Wanted:
         chosen = _where(frame, {name.lower(): allowed for name, allowed in column.where.items()})
         if column.codes:
             chosen &= matching(pd.Series(texts(frame[self.used["code"]]), dtype=object), column.codes)
-        found = frame[chosen]
-        out = pd.DataFrame({"by": pd.Series(texts(found[self.by]), dtype=object)})
+        events = frame[chosen]
+        out = pd.DataFrame({"by": pd.Series(texts(events[self.by]), dtype=object)})
         for what, name in self.used.items():
             if what in ("value", "event"):
-                out[what] = found[name].astype(object).to_numpy()
+                out[what] = events[name].astype(object).to_numpy()
                 continue
-            cells = pd.Series(texts(found[name]), dtype=object)
+            cells = pd.Series(texts(events[name]), dtype=object)
             timed = f"{self.source}: column {name!r}"
             out[what] = cells if what != "time" else _hours(cells, timed) if self.minutes else read_dates(cells, timed)
         return out
@@ -158,8 +158,8 @@ def _event_times(tables: Tables, event: _Wanted, rows: pd.DataFrame) -> pd.Serie
     """For each row the time of the event that is its index: a date or, where the table counts minutes, hours."""
     (events,) = _events(tables, event.table, [event])
     keys = pd.DataFrame({"by": rows[f"by {event.by}"], "patient": rows["patient"]})
-    found = events.assign(value=events["time"]).merge(keys, on="by")
-    return one_row_each(rows, found, [Measure("index", event.column.take)], event.source)["index"]
+    events_by_patient = events.assign(value=events["time"]).merge(keys, on="by")
+    return one_row_each(rows, events_by_patient, [Measure("index", event.column.take)], event.source)["index"]
 
 
 def _wanted(tables: Tables, layout: Layout, mapping: Mapping, column: ColumnOf) -> _Wanted:
@@ -197,11 +197,11 @@ def _wanted(tables: Tables, layout: Layout, mapping: Mapping, column: ColumnOf) 
 
 def _events(tables: Tables, table: str, wanted: Sequence[_Wanted]) -> list[pd.DataFrame]:
     """The events of each of the wanted columns, in one pass over their table."""
-    names = list(dict.fromkeys(name for one in wanted for name in one.names))
-    parts = [[one.of(pd.DataFrame(columns=names, dtype=object))] for one in wanted]
+    names = list(dict.fromkeys(name for column in wanted for name in column.names))
+    parts = [[column.of(pd.DataFrame(columns=names, dtype=object))] for column in wanted]
     for frame in tables.frames(table, names):
-        for own, one in zip(parts, wanted, strict=True):
-            if len(part := one.of(frame)):
+        for own, column in zip(parts, wanted, strict=True):
+            if len(part := column.of(frame)):
                 own.append(part)
     return [pd.concat(own[1:] or own, ignore_index=True) for own in parts]
 
@@ -214,9 +214,9 @@ def _where(frame: pd.DataFrame, where: dict[str, tuple[str, ...]]) -> np.ndarray
 
 
 def _hours(cells: pd.Series, what: str) -> pd.Series:
-    known = cells != ""
-    minutes = pd.to_numeric(cells.where(known), errors="coerce").astype(np.float64)
-    if minutes[known].isna().any():
+    present = cells != ""
+    minutes = pd.to_numeric(cells.where(present), errors="coerce").astype(np.float64)
+    if minutes[present].isna().any():
         raise DataError(f"{what}: a cell is no number of minutes.")
     return minutes / 60.0
 
@@ -261,13 +261,13 @@ class Folder:
                 yield frame
 
     def _files(self, table: str) -> list[Path]:
-        found = sorted(
+        files = sorted(
             file
             for file in [*self.path.glob("*"), *self.path.glob("*/*")]
             if file.is_file()
             and file.name.lower().endswith(SUFFIXES)
             and table in (file.name.lower().split(".")[0], file.parent.name.lower() if file.parent != self.path else "")
         )
-        if not found:
+        if not files:
             raise DataError(f"{self.path}: there is no table {table!r}; it must be a {', '.join(SUFFIXES)} file here.")
-        return found
+        return files

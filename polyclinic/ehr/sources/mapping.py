@@ -128,10 +128,10 @@ class Mapping(_Named):
     @classmethod
     def read(cls, path: Path, schema: Schema) -> Mapping:
         """Raises DataError or, for its steps, ConfigError, naming file and field, unless it maps each column once."""
-        found = read_model(cls, path, "mapping file", DataError)
-        names = [column.name for column in (*found.columns, *found.helpers)]
+        mapping = read_model(cls, path, "mapping file", DataError)
+        names = [column.name for column in (*mapping.columns, *mapping.helpers)]
         wanted = [column.name for column in schema.columns if column.is_read]
-        own = [column.name for column in found.columns]
+        own = [column.name for column in mapping.columns]
         problems = []
         for name in dict.fromkeys([*wanted, *names]):
             if name in own and name not in wanted:
@@ -140,10 +140,10 @@ class Mapping(_Named):
                 problems.append(f"{path}: column {name!r} must be mapped exactly once.")
         if problems:
             raise DataError("\n".join(problems))
-        if found.rows.index and "index" in names:
+        if mapping.rows.index and "index" in names:
             raise DataError(f"{path}: a column is named 'index', as the index of [rows]; give it another name.")
-        found.cohort(schema, str(path))
-        return found
+        mapping.cohort(schema, str(path))
+        return mapping
 
     def cohort(self, schema: Schema, source: str) -> Cohort:
         """The steps by which rows are chosen: those that have their index, and then ``steps``. Raises ConfigError."""

@@ -185,8 +185,10 @@ def _reason(error: Any) -> str:
     state = str(getattr(error.orig, "sqlstate", None) or "")
     if name := getattr(error.orig, "sqlite_errorname", None):
         return f"{_SQLITE.get(name, 'the query fails')} ({name})"
-    said = _STATES.get(state[:2]) or ("the database cannot be reached or the query fails" if not state else "it failed")
-    return f"{said} ({type(error.orig).__name__}{f', SQLSTATE {state}' if state else ''})"
+    explanation = _STATES.get(state[:2]) or (
+        "the database cannot be reached or the query fails" if not state else "it failed"
+    )
+    return f"{explanation} ({type(error.orig).__name__}{f', SQLSTATE {state}' if state else ''})"
 
 
 def _read_only_file(url: URL, folder: Path) -> URL:

@@ -77,27 +77,28 @@ def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list
     Raises:
         ConfigError: For a wanted column that cannot be guessed.
     """
-    found = {}
+    by_column = {}
     for column, at in feature_slices(schema):
         width = at.stop - at.start
         if column.kind in NUMERIC_KINDS and width == 1:
             cells = known[:, at.start]
             quartiles = np.nanquantile(cells, [0.25, 0.5, 0.75]) if not np.isnan(cells).all() else np.zeros(3)
             if quartiles[0] < quartiles[2]:
-                found[column.name] = Secret(column.name, at, quartiles[[0, 2], None], float(quartiles[1]))
+                by_column[column.name] = Secret(column.name, at, quartiles[[0, 2], None], float(quartiles[1]))
         elif column.kind == "binary":
-            found[column.name] = Secret(column.name, at, np.array([[0.0], [1.0]]))
+            by_column[column.name] = Secret(column.name, at, np.array([[0.0], [1.0]]))
         elif column.kind == "categorical" and width + int(column.drop_first) <= MOST_CHOICES:
             hot = np.eye(width)
-            found[column.name] = Secret(
+            by_column[column.name] = Secret(
                 column.name, at, np.concatenate([np.zeros((int(column.drop_first), width)), hot])
             )
     for name in wanted:
-        if name not in found:
+        if name not in by_column:
             raise ConfigError(
-                f"--sensitive names {name!r}, which is no column to guess; allowed are {', '.join(found)}.{nearest(name, found)}"
+                f"--sensitive names {name!r}, which is no column to guess; allowed are "
+                f"{', '.join(by_column)}.{nearest(name, by_column)}"
             )
-    return [found[name] for name in wanted] if wanted else list(found.values())[:MOST_COLUMNS]
+    return [by_column[name] for name in wanted] if wanted else list(by_column.values())[:MOST_COLUMNS]
 
 
 def guess_column(
@@ -146,12 +147,12 @@ def with_model(secret: Secret, x: Floats, y: Labels, log_likelihood: LogLikeliho
         y: (n, ...) labels.
         log_likelihood: From x and y to (n,) log probabilities of the labels by the model.
     """
-    found = np.empty((len(x), len(secret.block)))
+    likelihoods = np.empty((len(x), len(secret.block)))
     for number, cells in enumerate(secret.block):
         tried = x.copy()
         tried[:, secret.at] = cells
-        found[:, number] = log_likelihood(tried, y)
-    return found
+        likelihoods[:, number] = log_likelihood(tried, y)
+    return likelihoods
 
 
 def split_known(patients: int, seed: int) -> tuple[Ints, Ints]:
@@ -177,9 +178,9 @@ def _law(secret: Secret, known: Table, label_columns: LabelColumns) -> LogLikeli
     fitted = LogisticRegression(max_iter=1000).fit(features(x, y)[truth >= 0], truth[truth >= 0])
 
     def law(x: Floats, y: Labels) -> Floats:
-        found = np.full((len(x), len(secret.block)), _LEAST)
+        probabilities = np.full((len(x), len(secret.block)), _LEAST)
         if len(x):
-            found[:, fitted.classes_] = np.maximum(fitted.predict_proba(features(x, y)), _LEAST)
-        return np.asarray(np.log(found))
+            probabilities[:, fitted.classes_] = np.maximum(fitted.predict_proba(features(x, y)), _LEAST)
+        return np.asarray(np.log(probabilities))
 
     return law

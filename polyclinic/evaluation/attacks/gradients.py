@@ -235,7 +235,7 @@ def trials(
     """
     drawn = generator(seed, "attacks", "inverted").permutation(len(y))[:patients]
     low, high, constant = x.min(axis=0), x.max(axis=0), x.mean(axis=0)
-    chances, found = _chances(model, constant), []
+    chances, inverted = _chances(model, constant), []
     for size in batches:
         for private in (False, True):
             error: list[float] = []
@@ -261,8 +261,8 @@ def trials(
                 else:
                     record = np.clip(guess, low, high)[None]
                 error += errors(x[some], record, constant).tolist()
-            found.append(Inverted(size, private, tuple(error), None if chances is None else right / len(error)))
-    return found
+            inverted.append(Inverted(size, private, tuple(error), None if chances is None else right / len(error)))
+    return inverted
 
 
 def _chances(model: Attacked, record: Floats) -> Floats | None:

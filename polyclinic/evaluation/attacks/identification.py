@@ -52,11 +52,11 @@ class Table:
         names: list[str] = []
         cells, spans = [], []
         for column in schema.features:
-            found = column_cells(x, schema, column.name)
-            own = column.record_names if len(column.record_names) == found.shape[1] else column.categories
+            column_values = column_cells(x, schema, column.name)
+            own = column.record_names if len(column.record_names) == column_values.shape[1] else column.categories
             names += own
-            cells.append(found)
-            spans += [_span(column)] * found.shape[1]
+            cells.append(column_values)
+            spans += [_span(column)] * column_values.shape[1]
         return cls(
             (*names, schema.label.name), np.concatenate([*cells, y[:, None].astype(np.float64)], axis=1),
             np.array([*spans, 0.0]),
@@ -78,9 +78,9 @@ def _span(column: Column) -> float:
 
 def first_rows(patient: Ints, patients: int) -> Ints:
     """(patients,) the first row of each patient, of (n,) patients from 0: one row stands for each."""
-    found = np.full(patients, -1, dtype=np.int64)
-    found[patient[::-1]] = np.arange(len(patient))[::-1]
-    return found[found >= 0]
+    first_row = np.full(patients, -1, dtype=np.int64)
+    first_row[patient[::-1]] = np.arange(len(patient))[::-1]
+    return first_row[first_row >= 0]
 
 
 def distances(a: Table, b: Table, columns: Sequence[int]) -> Floats:
@@ -93,10 +93,10 @@ def distances(a: Table, b: Table, columns: Sequence[int]) -> Floats:
         a, b: Tables of n and m rows with the same columns.
         columns: Numbers of columns.
     """
-    found = np.zeros((len(a), len(b)))
+    total = np.zeros((len(a), len(b)))
     for column in columns:
-        found += apart(a, b, column)
-    return found
+        total += apart(a, b, column)
+    return total
 
 
 def apart(a: Table, b: Table, column: int) -> Floats:
@@ -160,14 +160,14 @@ class Predicates:
 
     def holds(self, table: Table) -> Bools:
         """(P, n) which rows satisfy each."""
-        found = np.ones((len(self.chosen), len(table)), dtype=bool)
+        satisfied = np.ones((len(self.chosen), len(table)), dtype=bool)
         for column in range(self.chosen.shape[1]):
             mine = np.flatnonzero(self.chosen[:, column])
             cells, value = table.values[None, :, column], self.value[mine, column][:, None]
             sign = self.sign[mine, column][:, None]
             equal = (cells == value) | (np.isnan(cells) & np.isnan(value))
-            found[mine] &= np.where(sign > 0, cells >= value, np.where(sign < 0, cells <= value, equal))
-        return found
+            satisfied[mine] &= np.where(sign > 0, cells >= value, np.where(sign < 0, cells <= value, equal))
+        return satisfied
 
     def at(self, some: Ints | Bools) -> Predicates:
         return Predicates(self.chosen[some], self.sign[some], self.value[some])
@@ -198,16 +198,16 @@ def singling_out(synthetic: Table, members: Table, non_members: Table, seed: int
 
 def single_outs(table: Table, rng: np.random.Generator) -> Predicates:
     """Up to ``ATTACKS`` predicates that one row of the table alone satisfies."""
-    found: list[Predicates] = []
+    parts: list[Predicates] = []
     missing = ATTACKS
     for _ in range(TRIES):
         tried = _of_rows(table, ATTACKS, rng)
-        found.append(tried.at(np.flatnonzero(tried.holds(table).sum(axis=1) == 1)[:missing]))
-        missing -= len(found[-1].chosen)
+        parts.append(tried.at(np.flatnonzero(tried.holds(table).sum(axis=1) == 1)[:missing]))
+        missing -= len(parts[-1].chosen)
         if not missing:
             break
     return Predicates(
-        *(np.concatenate([getattr(part, name) for part in found]) for name in ("chosen", "sign", "value"))
+        *(np.concatenate([getattr(part, name) for part in parts]) for name in ("chosen", "sign", "value"))
     )
 
 
@@ -258,8 +258,8 @@ def linkability(synthetic: Table, members: Table, non_members: Table, seed: int 
     halves = first[: len(first) // 2], first[len(first) // 2 :]
 
     def linked(side: Table) -> Interval:
-        one, other = (_nearest(distances(side, table, half.tolist()), rng) for half in halves)
-        return _share(one == other)
+        nearest, other = (_nearest(distances(side, table, half.tolist()), rng) for half in halves)
+        return _share(nearest == other)
 
     attacked, control = _drawn(members, non_members, rng)
     guesses = rng.integers(len(table), size=(2, len(attacked)))
@@ -283,15 +283,15 @@ def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 
     sides = _drawn(members, non_members, rng)
     every = range(len(table.names))
     all_columns = [distances(side, table, every) for side in sides]
-    found = []
+    risks = []
     for column, name in enumerate(table.names):
         attack, control = (
             _share(right(side, table, _nearest(far - apart(side, table, column), rng), column))
             for side, far in zip(sides, all_columns, strict=True)
         )
         naive = _share(right(sides[0], table, rng.integers(len(table), size=len(sides[0])), column))
-        found.append(_risk("inference", attack, control, naive, len(sides[0]), name))
-    return found
+        risks.append(_risk("inference", attack, control, naive, len(sides[0]), name))
+    return risks
 
 
 def right(side: Table, table: Table, rows: Ints, column: int) -> Bools:

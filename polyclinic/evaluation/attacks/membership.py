@@ -154,12 +154,12 @@ def lower_bound(members: Floats, non_members: Floats, delta: float, share: float
     if not 0 < share < 1:
         raise ValueError(f"share must lie between 0 and 1, both excluded, got {share}.")
     chances = min(1.0, (1 - share) / share), min(1.0, share / (1 - share))
-    kept = [
+    drawn = [
         side[rng.uniform(size=len(side)) < chance] for side, chance in zip((members, non_members), chances, strict=True)
     ]
-    scores = np.concatenate(kept)
+    scores = np.concatenate(drawn)
     order = rng.permutation(len(scores))  # ties keep their order, which must know nothing of the coins
-    inside = (np.arange(len(scores)) < len(kept[0]))[order]
+    inside = (np.arange(len(scores)) < len(drawn[0]))[order]
     guesses = len(scores) // 3
     correct = correct_guesses(scores[order], inside, guesses)
     return Bound(epsilon_lower(len(scores), guesses, correct, delta), delta, len(scores), guesses, correct)

@@ -212,15 +212,15 @@ def read_series(rounds: pd.DataFrame, metric: str) -> pd.DataFrame:
     if metric not in rounds.columns:
         return pd.DataFrame()
     numbers = rounds[["round", metric]].apply(pd.to_numeric, errors="coerce").replace([np.inf, -np.inf], np.nan)
-    known = numbers.assign(site=rounds["site"].astype(str)).dropna()
-    wide = known.astype({metric: np.float64}).pivot_table(index="round", columns="site", values=metric, aggfunc="last")
+    long = numbers.assign(site=rounds["site"].astype(str)).dropna()
+    wide = long.astype({metric: np.float64}).pivot_table(index="round", columns="site", values=metric, aggfunc="last")
     return wide[sorted(set(wide) - {MACRO}, key=lambda name: (name == POOLED, name))]
 
 
 def course_of(values: pd.Series) -> Course:
     """The rounds at which a site has a value, and the values."""
-    known = values.dropna()
-    return known.index.to_numpy(np.float64), known.to_numpy()
+    present = values.dropna()
+    return present.index.to_numpy(np.float64), present.to_numpy()
 
 
 def _last(series: pd.DataFrame) -> pd.Series:

@@ -97,15 +97,15 @@ def attack_section(run: Run) -> str:
     if not path.is_file():
         return ""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        attacks = json.loads(path.read_text(encoding="utf-8"))
         figures = {}
-        if gains(found):
+        if gains(attacks):
             alt = "What each attack gains over its baseline; the numbers are in attacks.json."
-            figures["gains"] = embedded(plot_gains(found), alt)
-        if found["gradients"]:
+            figures["gains"] = embedded(plot_gains(attacks), alt)
+        if attacks["gradients"]:
             alt = "Errors of records made of gradients; the numbers are in attacks.json."
-            figures["gradients"] = embedded(plot_gradients(found["gradients"]["trials"]), alt)
-        return render(TEMPLATE, {"found": found, **figures})
+            figures["gradients"] = embedded(plot_gradients(attacks["gradients"]["trials"]), alt)
+        return render(TEMPLATE, {"found": attacks, **figures})
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}; attack the run again.") from None
 

@@ -96,9 +96,9 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     rows = [_row(run, metrics, first) | {"name": name, "differing": [config.get(key, "–") for key in named]}
             for run, name, config in zip(runs, _names(runs), configs, strict=True)]  # fmt: skip
     points = [
-        Point(kind, finite(row["epsilon"]), float(one["value"]), one.get("low"), one.get("high"))
+        Point(kind, finite(row["epsilon"]), float(of_metric["value"]), of_metric.get("low"), of_metric.get("high"))
         for kind, row in zip(kinds, rows, strict=True)
-        if finite((one := row["metrics"][metrics.index(first)]).get("value")) is not None
+        if finite((of_metric := row["metrics"][metrics.index(first)]).get("value")) is not None
     ]  # fmt: skip
     courses = _courses(runs, kinds, first) if len(runs) <= MOST_COURSES else {}
     datasets = list(dict.fromkeys(str(run.summary.get("dataset", "records")) for run in runs))
@@ -143,7 +143,7 @@ def _repeated(
         private = "no DP" if spent is None else f"ε {config.get('privacy.epsilon', spent):g}"
         splits = [Split(**{key.name: each.get(f"split.{key.name}", key.default) for key in fields(Split)})
                   for each in (configs[place] for place in places)]  # fmt: skip
-        values = [[finite(one.get("value")) for one in several]
+        values = [[finite(estimate.get("value")) for estimate in several]
                   for several in zip(*(rows[place]["metrics"] for place in places), strict=True)]  # fmt: skip
         numbers = [[value for value in several if value is not None] for several in values]
         share = held_out_per_training(splits)
@@ -162,8 +162,8 @@ def _config(run: Run) -> dict[str, Any]:
 
 def _kind(config: dict[str, Any], run: Results, differing: Sequence[str]) -> str:
     """What a run is of, but for its privacy: its strategy, and what else differs."""
-    told = [str(config.get(key, "–")) for key in differing if key not in (*_UTILITY, "strategy")]
-    return ", ".join([str(run.summary.get("strategy", "run")), *told[:2]])
+    settings = [str(config.get(key, "–")) for key in differing if key not in (*_UTILITY, "strategy")]
+    return ", ".join([str(run.summary.get("strategy", "run")), *settings[:2]])
 
 
 def _names(runs: Sequence[Results]) -> list[str]:
@@ -196,12 +196,12 @@ def _row(run: Results, metrics: Sequence[str], first: str) -> dict[str, Any]:
 
 
 def _courses(runs: Sequence[Results], kinds: Sequence[str], metric: str) -> dict[str, Course]:
-    found: dict[str, Course] = {}
+    courses: dict[str, Course] = {}
     for run, kind in zip(runs, kinds, strict=True):
         pooled = read_series(run.rounds, metric).get(POOLED)
         if pooled is not None:
             spent = finite(part(run.summary, "privacy").get("epsilon"))
             name = f"{kind}, {'no DP' if spent is None else f'ε {spent:.3g}'}"
-            unique = name if name not in found else f"{len(found) + 1}: {name}"
-            found[unique] = course_of(pooled)
-    return found
+            unique = name if name not in courses else f"{len(courses) + 1}: {name}"
+            courses[unique] = course_of(pooled)
+    return courses

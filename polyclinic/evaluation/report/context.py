@@ -49,8 +49,8 @@ COMPARISONS = {
 def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     """What the template shows of a summary and its rounds table, as plain values. A missing key reads as not known."""
     metrics, statement = part(summary, "metrics"), part(summary, "statement")
-    known = {key: value for key, value in part(summary, "privacy").items() if value is not None}
-    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **known}
+    recorded = {key: value for key, value in part(summary, "privacy").items() if value is not None}
+    privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **recorded}
     private = bool(privacy.get("private"))  # as the run was configured, whatever a hospital said of its epsilon
     unit = str(privacy.get("unit") or "patient")
     central = part(part(summary, "privacy"), "central")
@@ -170,14 +170,14 @@ def _private_metrics(told: Summary, unit: str, titles: Mapping[str, str]) -> dic
 
 def _strategy_metrics(summary: Summary) -> dict[str, Any] | None:
     """What the strategy itself measured in the last round in which it did."""
-    for told in reversed(summary.get("strategy_metrics") or []):
+    for of_round in reversed(summary.get("strategy_metrics") or []):
         own = [
             (phase, name, value)
-            for phase in ("train", "evaluate", "server") for name, value in part(told, phase).items()
+            for phase in ("train", "evaluate", "server") for name, value in part(of_round, phase).items()
             if name not in REPLIED and finite(value) is not None
         ]  # fmt: skip
         if own:
-            return {"round": told["round"], "rows": own}
+            return {"round": of_round["round"], "rows": own}
     return None
 
 
@@ -298,7 +298,7 @@ def _dropouts(dropouts: Sequence[Summary]) -> list[dict[str, str]]:
     missed: dict[tuple[str, str], list[int]] = {}
     for dropout in dropouts:
         missed.setdefault((str(dropout["site"]), str(dropout["reason"])), []).append(int(dropout["round"]))
-    return [{"site": site, "reason": reason, "rounds": _ranges(found)} for (site, reason), found in missed.items()]
+    return [{"site": site, "reason": reason, "rounds": _ranges(rounds)} for (site, reason), rounds in missed.items()]
 
 
 def _ranges(numbers: Sequence[int]) -> str:
@@ -329,32 +329,32 @@ def _ledgers(sites: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _comparisons(comparison: Summary, scores: Sequence[str]) -> list[dict[str, Any]]:
-    found = []
+    comparisons = []
     for key, (title, meaning) in COMPARISONS.items():
         if comparison.get(key):
             trained = part(comparison, key)
             sites = part(trained, "sites")
             macro = macro_average([{m: finite(s.get(m)) for m in scores} for s in sites.values()])
             given = {"title": title, "meaning": meaning, "sites": sites, "pooled": part(trained, "pooled")}
-            found.append(given | {"macro": part(trained, "macro") or macro})
-    return found
+            comparisons.append(given | {"macro": part(trained, "macro") or macro})
+    return comparisons
 
 
 def cost(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any] | None:
     """What the section shows; None where the rounds tell nothing of it."""
-    found: list[tuple[str, str]] = []
+    costs: list[tuple[str, str]] = []
     seconds, sent = finite(summary.get("seconds")), rounds
     if seconds is not None:
-        found.append(("Training", f"{seconds:,.1f} s"))
+        costs.append(("Training", f"{seconds:,.1f} s"))
     for column, name in (("bytes_down", "To the hospitals"), ("bytes_up", "From the hospitals")):
         sent = pd.to_numeric(rounds[column], errors="coerce").dropna() if column in rounds.columns else pd.Series()
         if len(sent):
-            found.append((name, f"{size(float(sent.sum()))}; {size(float(sent.mean()))} for a hospital and round"))
+            costs.append((name, f"{size(float(sent.sum()))}; {size(float(sent.mean()))} for a hospital and round"))
     simulated = pd.to_numeric(rounds.get("simulated_seconds", pd.Series()), errors="coerce")
     if simulated.notna().any():
         slowest = simulated.groupby(rounds["round"]).max().sum()
-        found.append(("Simulated time", f"{slowest:,.1f} s, each round as long as its slowest hospital"))
-    return {"cost": found} if found else None
+        costs.append(("Simulated time", f"{slowest:,.1f} s, each round as long as its slowest hospital"))
+    return {"cost": costs} if costs else None
 
 
 def utility(summary: Summary) -> dict[str, Any] | None:

@@ -126,12 +126,12 @@ def read_quality(run: Run) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(found, dict) or "undefined" not in found:
+        quality = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(quality, dict) or "undefined" not in quality:
             raise ValueError
     except (ValueError, OSError):
         raise DataError(f"{path} cannot be read; write it again with `polyclinic quality`.") from None
-    return found
+    return quality
 
 
 def quality(found: Found) -> dict[str, Any] | None:
@@ -214,7 +214,7 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
             {"name": words, "best": best,
              **{key: (_figure(visits["tables"][key][name]), "") for key in ("synthetic", "training")}}
             for words, best, name in _OF_VISITS
-            if any(one[name] is not None for one in visits["tables"].values())
+            if any(table[name] is not None for table in visits["tables"].values())
         ]  # fmt: skip
         carried = _figure(visits["carried_forward"])
         rows.append({"name": "The next visit, predicted as the value of the last (R²)", "best": "",
@@ -222,27 +222,28 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
     if prediction := found["prediction"]:
         rows += [
             {"name": f"{name}: code told from the others, mean F1", "best": "as real",
-             "synthetic": (_figure(one["mean_synthetic"]), ""), "training": (_figure(one["mean_real"]), "")}
-            for name, one in prediction.items()
+             "synthetic": (_figure(f1["mean_synthetic"]), ""), "training": (_figure(f1["mean_real"]), "")}
+            for name, f1 in prediction.items()
         ]  # fmt: skip
     for judge in (found["two_sample"] or {}).get("synthetic", ()):
         scores = {key: found["two_sample"][key][judge] for key in ("synthetic", "training")}
-        told = {key: (_figure(score["value"]), estimate(score)[1]) for key, score in scores.items()}
-        rows.append({"name": f"Told from held-out patients by {judge} (AUROC)", "best": "0.5", **told})
+        cells = {key: (_figure(score["value"]), estimate(score)[1]) for key, score in scores.items()}
+        rows.append({"name": f"Told from held-out patients by {judge} (AUROC)", "best": "0.5", **cells})
     return rows
 
 
 def _columns(found: Found) -> list[dict[str, Any]]:
     """The columns, least alike first, undefined ones last."""
-    told, real = (found["tables"][key]["columns"] for key in ("synthetic", "training"))
-    likeness = {name: finite(one.get("ks", one.get("tv"))) for name, one in told.items()}
-    order = sorted(told, key=lambda name: 2.0 if likeness[name] is None else float(likeness[name] or 0.0))
+    synthetic, real = (found["tables"][key]["columns"] for key in ("synthetic", "training"))
+    likeness = {name: finite(column.get("ks", column.get("tv"))) for name, column in synthetic.items()}
+    order = sorted(synthetic, key=lambda name: 2.0 if likeness[name] is None else float(likeness[name] or 0.0))
     return [
         {"name": name, "cells": [
             _figure(likeness[name]), _figure(real[name].get("ks", real[name].get("tv"))),
-            *(_figure(told[name][key]) if key in told[name] else "–"
+            *(_figure(synthetic[name][key]) if key in synthetic[name] else "–"
               for key in ("wasserstein", "mean_synthetic", "mean_real")),
-            _figure(told[name].get("boundary", told[name].get("category"))), _figure(told[name]["missing"]),
+            _figure(synthetic[name].get("boundary", synthetic[name].get("category"))),
+            _figure(synthetic[name]["missing"]),
         ]}
         for name in order
     ]  # fmt: skip
@@ -252,9 +253,9 @@ def _transfer(told: Found | None) -> Sequence[dict[str, Any]]:
     if not told:
         return ()
     return [
-        {"name": name, "real": told["real"][name]["scores"], "synthetic": one["scores"], "less": one["minus_real"]["auroc"],
-         "importance": one["importance"]}
-        for name, one in told["synthetic"].items()
+        {"name": name, "real": told["real"][name]["scores"], "synthetic": transferred["scores"],
+         "less": transferred["minus_real"]["auroc"], "importance": transferred["importance"]}
+        for name, transferred in told["synthetic"].items()
     ]  # fmt: skip
 
 

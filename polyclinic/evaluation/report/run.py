@@ -89,11 +89,11 @@ def write_report(run: Run) -> Path:
     results = read_results(run)
 
     def drawn() -> Drawn:
-        found: Drawn | None = answer()
-        if found is None:
-            found = _drawn(results)
-        _write(results, found)
-        return found
+        pictures: Drawn | None = answer()
+        if pictures is None:
+            pictures = _drawn(results)
+        _write(results, pictures)
+        return pictures
 
     return _render(results, drawn, run.report)
 

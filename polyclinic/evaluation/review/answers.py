@@ -43,33 +43,34 @@ def read_key(folder: Path) -> Key:
     path = folder / KEY
     if not path.is_file():
         raise ConfigError(f"{folder} holds no {KEY}; give the folder that `polyclinic review make` wrote.")
-    found = _json(path)
-    numbers = [found.get(name) for name in ("real", "synthetic")]
-    if found.get("format") != KEY_FORMAT or not all(isinstance(one, list) for one in numbers):
+    document = _json(path)
+    numbers = [document.get(name) for name in ("real", "synthetic")]
+    if document.get("format") != KEY_FORMAT or not all(isinstance(patients, list) for patients in numbers):
         raise DataError(f"{path} is no answer key of format {KEY_FORMAT!r}.")
-    real, synthetic = (np.array(one, dtype=object) for one in numbers)
+    real, synthetic = (np.array(patients, dtype=object) for patients in numbers)
     count = len(real) + len(synthetic)
     if sorted([*real, *synthetic], key=str) != sorted(range(1, count + 1), key=str):
         raise DataError(f"{path}: 'real' and 'synthetic' must hold each number from 1 to {count} once.")
     form = folder / PACKET
-    if form.is_file() and sha256(form.read_bytes()).hexdigest() != found.get("packet_sha256"):
+    if form.is_file() and sha256(form.read_bytes()).hexdigest() != document.get("packet_sha256"):
         raise DataError(f"{form} is not the form that {KEY} is of: its SHA-256 differs.")
-    return Key(str(found.get("packet")), np.isin(np.arange(1, count + 1), real.astype(np.int64)))
+    return Key(str(document.get("packet")), np.isin(np.arange(1, count + 1), real.astype(np.int64)))
 
 
 def read_reviews(files: Sequence[Path], key: Key) -> list[Review]:
     """The reviews in the files, one of each reviewer. Raises DataError as ``read_review``, ConfigError without a file."""
     if not files:
         raise ConfigError("No file of scores is given; give at least one that a reviewer saved.")
-    found: dict[str, Review] = {}
+    by_reviewer: dict[str, Review] = {}
     for file in files:
-        one = read_review(file, key)
-        if one.reviewer in found:
+        review = read_review(file, key)
+        if review.reviewer in by_reviewer:
             raise DataError(
-                f"{found[one.reviewer].file} and {file} are both of reviewer {one.reviewer!r}; give one of them."
+                f"{by_reviewer[review.reviewer].file} and {file} are both of reviewer {review.reviewer!r}; "
+                "give one of them."
             )
-        found[one.reviewer] = one
-    return list(found.values())
+        by_reviewer[review.reviewer] = review
+    return list(by_reviewer.values())
 
 
 def read_review(file: Path, key: Key) -> Review:
@@ -85,12 +86,12 @@ def read_review(file: Path, key: Key) -> Review:
             real, synthetic or null.
         DataError: For a patient that is not in the packet or there twice.
     """
-    found = _json(file)
-    if found.get("format") != SCORES_FORMAT:
+    document = _json(file)
+    if document.get("format") != SCORES_FORMAT:
         raise DataError(f"{file} is no file of scores of format {SCORES_FORMAT!r}.")
-    if found.get("packet") != key.packet:
+    if document.get("packet") != key.packet:
         raise DataError(f"{file} is of another packet: its digest is not the answer key's.")
-    reviewer, answers = found.get("reviewer"), found.get("answers")
+    reviewer, answers = document.get("reviewer"), document.get("answers")
     if not (isinstance(reviewer, str) and reviewer.isalnum() and len(reviewer) <= LONGEST_INITIALS):
         raise DataError(f"{file}: 'reviewer' must be 1 to {LONGEST_INITIALS} letters or digits.")
     if not isinstance(answers, list):
@@ -125,11 +126,11 @@ def _whole(value: object) -> bool:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark before it
+        document = json.loads(path.read_text(encoding="utf-8-sig"))  # editors may put a mark before it
     except OSError as error:
         raise DataError(f"{path} cannot be read: {reason(error)}.") from None
     except (ValueError, RecursionError):
         raise DataError(f"{path} cannot be read as JSON.") from None
-    if not isinstance(found, dict):
+    if not isinstance(document, dict):
         raise DataError(f"{path} must hold one JSON object.")
-    return found
+    return document

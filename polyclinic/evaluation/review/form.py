@@ -303,7 +303,9 @@ class _Form:
         lengths = dict.fromkeys(column.steps for column, _ in courses)
         return {
             "single": [(_title(column), *self._value(column, cell)) for column, cell in single],
-            "courses": [[self._course(*one) for one in courses if one[0].steps == length] for length in lengths],
+            "courses": [
+                [self._course(*course) for course in courses if course[0].steps == length] for length in lengths
+            ],
             "codes": [
                 (_title(column), [code for code, on in zip(column.categories, cells[at], strict=True) if on])
                 for column, at in self.columns if column.kind == "code_set"
@@ -345,8 +347,8 @@ def _ranges(patients: Sequence[Ints], schema: Schema, grid: Mapping[str, float])
     ranges = {}
     for column, at in slices(schema):
         if column.kind == "trajectory":
-            known = cells[:, at][cells[:, at] != MISSING] * grid[column.name]
-            low, high = (float(known.min()), float(known.max())) if known.size else (0.0, 1.0)
+            values = cells[:, at][cells[:, at] != MISSING] * grid[column.name]
+            low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 1.0)
             ranges[column.name] = (low, high) if high > low else (low, low + grid[column.name])
     return ranges
 

@@ -53,18 +53,18 @@ def shown_columns(schema: Schema) -> tuple[Column, ...]:
 
 def bare(schema: Schema) -> Schema:
     """The schema without what reviewers do not see; the patient's id stays, by which rows belong together."""
-    kept = tuple(column for column in schema.columns if column.role in (*RECORDED_ROLES, "patient_id"))
-    return Schema(name=schema.name, columns=kept, unit=schema.unit)
+    columns = tuple(column for column in schema.columns if column.role in (*RECORDED_ROLES, "patient_id"))
+    return Schema(name=schema.name, columns=columns, unit=schema.unit)
 
 
 def slices(schema: Schema) -> list[tuple[Column, slice]]:
     """The shown columns and where their cells are in a ``Table``."""
-    found, start = [], 0
+    located, start = [], 0
     for column in shown_columns(schema):
         width = len(column.categories) if column.kind == "code_set" else len(column.record_names)
-        found.append((column, slice(start, start + width)))
+        located.append((column, slice(start, start + width)))
         start += width
-    return found
+    return located
 
 
 def steps(records: Checked, schema: Schema) -> dict[str, float]:

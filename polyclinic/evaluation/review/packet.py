@@ -82,11 +82,11 @@ def choose(
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
     rng, half = generator(seed, "review"), patients // 2
     grid = steps(real, schema)
-    tables = [on_grid(one, schema, grid) for one in (real, synthetic)]
+    tables = [on_grid(records, schema, grid) for records in (real, synthetic)]
     given, made = tables
     one_record = given.patients < len(given.patient) and made.patients == len(made.patient)
-    known = {given.cells[row].tobytes() for row in range(len(given.cells))} if one_record else set(_keys(given))
-    original = [number for number, key in enumerate(_keys(made)) if key not in known]
+    keys_of_real = {given.cells[row].tobytes() for row in range(len(given.cells))} if one_record else set(_keys(given))
+    original = [number for number, key in enumerate(_keys(made)) if key not in keys_of_real]
     copies = made.patients - len(original)
     if copies and not leave_out_copies:
         raise DataError(
@@ -202,9 +202,9 @@ def read_synthetic(path: Path, schema: Schema) -> Checked:
 
     Raises DataError where the file has other columns than the schema, or its certificate names another schema.
     """
-    known = {name for column in schema.columns for name in column.record_names}
+    allowed = {name for column in schema.columns for name in column.record_names}
     for file in found_files(path):
-        if unknown := [name for name in column_names(file) if name not in known]:
+        if unknown := [name for name in column_names(file) if name not in allowed]:
             raise DataError(
                 f"{file}: the schema {schema.name!r} has no column {several(map(repr, unknown))}; real and synthetic "
                 "patients must be of one schema."
@@ -218,7 +218,10 @@ def _check_certificate(path: Path, schema: Schema) -> None:
     if not place.is_file():
         return
     try:
-        columns, name = (found := json.loads(place.read_text(encoding="utf-8")))["columns"], found["schema"]["name"]
+        columns, name = (
+            (certificate := json.loads(place.read_text(encoding="utf-8")))["columns"],
+            certificate["schema"]["name"],
+        )
     except (OSError, ValueError, KeyError, TypeError):
         raise DataError(f"{place} cannot be read as a certificate of synthetic records.") from None
     wanted = [name for column in schema.columns for name in column.record_names]

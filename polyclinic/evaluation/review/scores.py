@@ -88,17 +88,17 @@ patient's mean over reviewers.</p>
 
 def analyse(reviews: Sequence[Review], key: Key) -> dict[str, Any]:
     """All of ``review.json`` (docs/reference/json.md); a value that the answers do not define is ``None``."""
-    each = [_reviewer(one, key) for one in reviews]
-    scores, guesses = (np.array([getattr(one, name) for one in reviews]) for name in ("scores", "guesses"))
+    each = [_reviewer(review, key) for review in reviews]
+    scores, guesses = (np.array([getattr(review, name) for review in reviews]) for name in ("scores", "guesses"))
     right = np.where(np.isnan(guesses), np.nan, guesses == key.real)
     pooled = {"scores": compare(_mean(scores), key.real), "guesses": _pooled_guesses(_mean(right), key.real)}
     if len(each) == 1:
         pooled = {name: each[0][name] for name in pooled}
-    found = {
+    analysis = {
         "packet": key.packet, "patients": len(key.real), "real": int(key.real.sum()), "synthetic": int((~key.real).sum()),
         "confidence": LEVEL, "reviewers": each, "pooled": pooled, "agreement": agreement(reviews),
     }  # fmt: skip
-    return {**found, "verdict": verdict(found), "notes": list(NOTES)}
+    return {**analysis, "verdict": verdict(analysis), "notes": list(NOTES)}
 
 
 def compare(scores: Floats, real: Bools) -> dict[str, Any]:
@@ -116,17 +116,19 @@ def compare(scores: Floats, real: Bools) -> dict[str, Any]:
         detectable: The difference that a review of this size and spread would find significant in 80 of 100 cases.
         real, synthetic: The number of patients, mean and standard deviation of each.
     """
-    known = np.isfinite(scores)
-    groups = scores[known & real], scores[known & ~real]
-    found: dict[str, Any] = {
-        name: {"patients": len(one), "mean": _finite(one.mean()) if len(one) else None,
-               "sd": _finite(one.std(ddof=1)) if len(one) > 1 else None}
-        for name, one in zip(("real", "synthetic"), groups, strict=True)
+    has_score = np.isfinite(scores)
+    groups = scores[has_score & real], scores[has_score & ~real]
+    comparison: dict[str, Any] = {
+        name: {"patients": len(group), "mean": _finite(group.mean()) if len(group) else None,
+               "sd": _finite(group.std(ddof=1)) if len(group) > 1 else None}
+        for name, group in zip(("real", "synthetic"), groups, strict=True)
     }  # fmt: skip
     difference, detectable = _difference(*groups)
     u, p = stats.mannwhitneyu(*groups) if all(map(len, groups)) else (np.nan, np.nan)
-    auc = _resampled(lambda weights: weighted_auroc(real[known], scores[known], weights), real[known], "auc")
-    return found | {
+    auc = _resampled(
+        lambda weights: weighted_auroc(real[has_score], scores[has_score], weights), real[has_score], "auc"
+    )
+    return comparison | {
         "difference": asdict(difference), "detectable": detectable, "u": _finite(u), "p": _finite(p), "auc": asdict(auc),
     }  # fmt: skip
 
@@ -135,7 +137,7 @@ def _difference(real: Floats, synthetic: Floats) -> tuple[Interval, float | None
     if not len(real) or not len(synthetic):
         return Interval(None), None
     apart = float(real.mean() - synthetic.mean())
-    error = float(np.sqrt(sum(one.var(ddof=1) / len(one) for one in (real, synthetic) if len(one) > 1)))
+    error = float(np.sqrt(sum(sample.var(ddof=1) / len(sample) for sample in (real, synthetic) if len(sample) > 1)))
     if min(len(real), len(synthetic)) < 2 or error == 0:
         return Interval(apart), None
     span = stats.ttest_ind(real, synthetic, equal_var=False).confidence_interval(LEVEL)
@@ -149,9 +151,9 @@ def guess_rates(guesses: Floats, real: Bools) -> dict[str, Any]:
     accuracy: share that is right; p: exact binomial test against one half, two-sided.  sensitivity: share of the synthetic
     patients called synthetic.  specificity: share of the real ones called real.
     """
-    known = np.isfinite(guesses)
-    right = guesses[known] == real[known]
-    truth = real[known]
+    guessed = np.isfinite(guesses)
+    right = guesses[guessed] == real[guessed]
+    truth = real[guessed]
     return {
         "patients": len(right),
         "accuracy": asdict(wilson(int(right.sum()), len(right))),
@@ -163,20 +165,20 @@ def guess_rates(guesses: Floats, real: Bools) -> dict[str, Any]:
 
 def _pooled_guesses(share: Floats, real: Bools) -> dict[str, Any]:
     """As ``guess_rates``, of each patient's share of reviewers who were right (n,); intervals are over patients, no test."""
-    found: dict[str, Any] = {"patients": int(np.isfinite(share).sum())}
+    rates: dict[str, Any] = {"patients": int(np.isfinite(share).sum())}
     chosen = {
         "accuracy": np.isfinite(share),
         "sensitivity": np.isfinite(share) & ~real,
         "specificity": np.isfinite(share) & real,
     }
-    for name, known in chosen.items():
-        found[name] = asdict(_resampled(lambda w, of=share[known]: w @ of / w.sum(axis=1), real[known], name))
-    return found | {"p": None}
+    for name, patients in chosen.items():
+        rates[name] = asdict(_resampled(lambda w, of=share[patients]: w @ of / w.sum(axis=1), real[patients], name))
+    return rates | {"p": None}
 
 
 def agreement(reviews: Sequence[Review]) -> dict[str, Any]:
     """kappa: Cohen's (1960) of two reviewers' guesses.  icc: of all reviewers' scores, (2,1) of Shrout and Fleiss 1979."""
-    scores = np.array([one.scores for one in reviews]).T
+    scores = np.array([review.scores for review in reviews]).T
     pairs = [
         {"reviewers": [a.reviewer, b.reviewer], "kappa": kappa(a.guesses, b.guesses)}
         for a, b in combinations(reviews, 2)
@@ -230,9 +232,9 @@ def _resampled(statistic: Any, real: Bools, name: str) -> Interval:
         return Interval(None)
     labels = real.astype(np.int64)
     value, draws = bootstrap(statistic, len(real), generator(0, "review", name), RESAMPLES, labels=labels)
-    found = percentiles(float(value), draws)
+    interval = percentiles(float(value), draws)
     few = min(np.unique(labels, return_counts=True)[1]) < FEWEST
-    return Interval(found.value) if few or found.low == found.high else found
+    return Interval(interval.value) if few or interval.low == interval.high else interval
 
 
 def _finite(value: float) -> float | None:
@@ -250,25 +252,28 @@ def _scores(found: dict[str, Any]) -> list[str]:
     if apart["value"] is None:
         return ["There are no scores of both real and synthetic patients, so nothing can be compared."]
     count = len(found["reviewers"])
-    said = [
+    sentences = [
         f"{count} reviewer{'s' if count > 1 else ''} gave real patients {real['mean']:.2f} on average and synthetic ones "
         f"{synthetic['mean']:.2f}, of 0 to 10."
     ]
     if apart["low"] is None and pooled["p"] is not None and pooled["p"] < 0.05:
         return [
-            *said,
+            *sentences,
             "All real patients have one score and all synthetic ones another, so there is no interval; they were scored "
             f"differently (Mann-Whitney p = {pooled['p']:.3g}).",
         ]
     if apart["low"] is None:
-        return [*said, "The scores do not vary enough for an interval, so they say nothing of what may be excluded."]
+        return [
+            *sentences,
+            "The scores do not vary enough for an interval, so they say nothing of what may be excluded.",
+        ]
     low, high = apart["low"], apart["high"]
     span = f"{apart['value']:+.2f} points (95 % interval {low:+.2f} to {high:+.2f}"
     p = "" if pooled["p"] is None else f"; Mann-Whitney p = {pooled['p']:.3g}"
-    said.append(f"The difference, real less synthetic, is {span}{p}).")
+    sentences.append(f"The difference, real less synthetic, is {span}{p}).")
     if low <= 0 <= high:
         ranks = pooled["p"] is not None and pooled["p"] < 0.05
-        told = (
+        conclusion = (
             "The means show no clear difference"
             f"{', though by Mann-Whitney the scores are distributed differently' if ranks else ''}; that is no evidence "
             "that there is none. What "
@@ -276,35 +281,36 @@ def _scores(found: dict[str, Any]) -> list[str]:
             f"{high:.2f} points above synthetic ones on average, or more than {-low:.2f} below."
         )
     else:
-        told = (
+        conclusion = (
             f"{'Real' if low > 0 else 'Synthetic'} patients looked more real to these reviewers, by at least "
             f"{min(abs(low), abs(high)):.2f} and at most {max(abs(low), abs(high)):.2f} points at 95 %."
         )
     wanted = "" if pooled["detectable"] is None else (
         f" A review of this size finds a true difference of {pooled['detectable']:.2f} points in 80 of 100 cases."
     )  # fmt: skip
-    return [*said, told + wanted]
+    return [*sentences, conclusion + wanted]
 
 
 def _guesses(found: dict[str, Any]) -> list[str]:
-    one = found["accuracy"]
-    if one["value"] is None:
+    accuracy = found["accuracy"]
+    if accuracy["value"] is None:
         return ["No guesses were given."]
-    if one["low"] is None:
-        return [f"Guesses were right for {_share(one['value'])}; 50 % is what chance gives."]
-    said = (
-        f"Guesses were right for {_share(one['value'])} (95 % interval {_share(one['low'])} to {_share(one['high'])}); "
+    if accuracy["low"] is None:
+        return [f"Guesses were right for {_share(accuracy['value'])}; 50 % is what chance gives."]
+    start = (
+        f"Guesses were right for {_share(accuracy['value'])} (95 % interval {_share(accuracy['low'])} to "
+        f"{_share(accuracy['high'])}); "
     )
-    if one["low"] <= 0.5 <= one["high"]:
+    if accuracy["low"] <= 0.5 <= accuracy["high"]:
         return [
-            f"{said}50 % is what chance gives. They are not shown to be better than chance, and not shown to be chance: up to "
-            f"{_share(one['high'])} is not excluded."
+            f"{start}50 % is what chance gives. They are not shown to be better than chance, and not shown to be "
+            f"chance: up to {_share(accuracy['high'])} is not excluded."
         ]
-    if one["low"] > 0.5:
-        return [f"{said}that is more than the 50 % that chance gives: real and synthetic patients were told apart."]
+    if accuracy["low"] > 0.5:
+        return [f"{start}that is more than the 50 % that chance gives: real and synthetic patients were told apart."]
     return [
-        f"{said}that is less than the 50 % that chance gives: they were told apart, and taken for each other; look at which "
-        "trait misled."
+        f"{start}that is less than the 50 % that chance gives: they were told apart, and taken for each other; "
+        "look at which trait misled."
     ]
 
 
@@ -313,9 +319,9 @@ def _share(value: float) -> str:
 
 
 def _missing(found: dict[str, Any]) -> list[str]:
-    gaps = {one["reviewer"]: len(one["missing"]["scores"]) for one in found["reviewers"]}
-    told = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
-    return [f"Patients without a score: {told}. They are left out, as if they lacked by chance."] if told else []
+    gaps = {reviewer["reviewer"]: len(reviewer["missing"]["scores"]) for reviewer in found["reviewers"]}
+    counts = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
+    return [f"Patients without a score: {counts}. They are left out, as if they lacked by chance."] if counts else []
 
 
 def write_results(found: Mapping[str, Any], folder: Path) -> None:
@@ -341,12 +347,12 @@ def plot_scores(reviewers: list[dict[str, Any]]) -> Figure:
     figure, row = panels(
         "Scores of real and synthetic patients",
         f"Share of patients (%) by score; plain: real, hatched: synthetic.{more}",
-        [one["reviewer"] for one in shown], 1.0 + 2.4 * len(shown), 3.2,
+        [reviewer["reviewer"] for reviewer in shown], 1.0 + 2.4 * len(shown), 3.2,
     )  # fmt: skip
     top = 0.0
-    for axes, one in zip(row, shown, strict=True):
+    for axes, reviewer in zip(row, shown, strict=True):
         for place, (name, colour) in enumerate((("real", PALETTE[0]), ("synthetic", PALETTE[1]))):
-            counts = np.array(one["distribution"][name], dtype=np.float64)
+            counts = np.array(reviewer["distribution"][name], dtype=np.float64)
             share = 100 * counts / max(counts.sum(), 1.0)
             axes.bar(
                 np.arange(MOST_SCORE + 1) + 0.4 * place - 0.2, share, 0.4, color=colour if not place else "white",

@@ -97,12 +97,12 @@ def transfer(
     if unlike := [name for name, table in tables.items() if table[0].shape[1] != x.shape[1]]:
         raise DataError(f"table {unlike[0]!r} has another number of features than the test rows' {x.shape[1]}.")
     classes = 1 + max(int(labels.max()) for _, labels in (*tables.values(), (x, y)))
-    found: dict[str, dict[str, Judged]] = {name: {} for name in tables}
+    judgements: dict[str, dict[str, Judged]] = {name: {} for name in tables}
     for kind in classifiers:
         trained = [_train(kind, table, x, max(classes, 2), seed) for table in tables.values()]
         for name, judged in zip(tables, _judge(trained, y, seed, resamples, patients), strict=True):
-            found[name][kind] = judged
-    return found
+            judgements[name][kind] = judged
+    return judgements
 
 
 def scores(y: Ints, predicted: Ints, margins: Floats, weights: Floats) -> Floats:
@@ -159,10 +159,10 @@ def _judge(
             {metric: percentiles(value[i, m], draws[:, i, m]) for m, metric in enumerate(METRICS)},
             {metric: percentiles(less[i, m], draws_less[:, i, m]) for m, metric in enumerate(METRICS)} if i else {},
             None
-            if not i or one is None or real is None or one.weights is None or real.weights is None
-            else spearman(real.weights, one.weights),
+            if not i or result is None or real is None or result.weights is None or real.weights is None
+            else spearman(real.weights, result.weights),
         )
-        for i, one in enumerate(trained)
+        for i, result in enumerate(trained)
     ]
 
 
@@ -262,7 +262,7 @@ def two_sample(
     if min(int(each.max(initial=-1)) + 1 for each in numbers) < FOLDS:
         return dict.fromkeys(JUDGES, Interval(None))
     fold = _folds(people, made, generator(seed, "two-sample", "folds"))
-    found = {}
+    intervals = {}
     for judge in JUDGES:
         score = _scores(judge, x, made, fold, seed)
 
@@ -272,8 +272,8 @@ def two_sample(
 
         rng, units = generator(seed, "two-sample", "bootstrap"), None if patients is None else people
         value, draws = bootstrap(statistic, len(x), rng, resamples, units)
-        found[judge] = percentiles(float(value), draws)
-    return found
+        intervals[judge] = percentiles(float(value), draws)
+    return intervals
 
 
 def _folds(people: Ints, made: Bools, rng: np.random.Generator) -> Ints:
@@ -291,8 +291,10 @@ def _scores(judge: str, x: Floats, made: Bools, fold: Ints, seed: int) -> Floats
     for number in range(FOLDS):
         left = fold == number
         # A column that is missing in all rows to learn from tells nothing; scikit-learn's trees fail on it.
-        known = np.where(np.isnan(x[~left]).all(axis=0), 0.0, x)
-        score[left] = _classifier(judge, len(x), seed).fit(known[~left], made[~left]).decision_function(known[left])
+        features = np.where(np.isnan(x[~left]).all(axis=0), 0.0, x)
+        score[left] = (
+            _classifier(judge, len(x), seed).fit(features[~left], made[~left]).decision_function(features[left])
+        )
     return score
 
 
@@ -316,10 +318,10 @@ def fowlkes_mallows_cutoff(y: ArrayLike, score: ArrayLike) -> float:
 
 def fowlkes_mallows_index(y: ArrayLike, called: ArrayLike) -> float | None:
     """TP / sqrt((TP + FP)(TP + FN)) of (n,) truths and calls, 0 to 1; None where none is positive or none is called so."""
-    truth, said = np.asarray(y, dtype=bool), np.asarray(called, dtype=bool)
-    if not truth.any() or not said.any():
+    truth, predicted = np.asarray(y, dtype=bool), np.asarray(called, dtype=bool)
+    if not truth.any() or not predicted.any():
         return None
-    return float((truth & said).sum() / np.sqrt(float(said.sum()) * float(truth.sum())))
+    return float((truth & predicted).sum() / np.sqrt(float(predicted.sum()) * float(truth.sum())))
 
 
 def cutoff_on(table: tuple[Floats, Ints], test: tuple[Floats, Ints], seed: int = 0) -> dict[str, float | None]:

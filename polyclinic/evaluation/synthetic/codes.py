@@ -175,12 +175,12 @@ def f1_of_code(train: Bools, test: Bools, code: int) -> float:
 
 def tables(*given: ArrayLike) -> list[Bools]:
     """The code tables as (n, J) booleans.  Raises DataError unless each has rows and all have the same codes."""
-    found = [np.asarray(table) > 0 for table in given]
-    for table in found:
-        if table.ndim != 2 or not table.size or table.shape[1] != found[0].shape[1]:
-            shapes = " and ".join(str(each.shape) for each in found)
+    code_tables = [np.asarray(table) > 0 for table in given]
+    for table in code_tables:
+        if table.ndim != 2 or not table.size or table.shape[1] != code_tables[0].shape[1]:
+            shapes = " and ".join(str(each.shape) for each in code_tables)
             raise DataError(f"codes need tables (n, J) of the same J, n and J above 0, not {shapes}.")
-    return found
+    return code_tables
 
 
 def _relative(real: Floats, synthetic: Floats) -> tuple[float | None, float | None]:

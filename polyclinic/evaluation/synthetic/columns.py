@@ -177,8 +177,8 @@ def correlations(real: ArrayLike, synthetic: ArrayLike, columns: Sequence[str] |
     pairs = pairs[:, np.isfinite(pairs).all(axis=0)]
     apart = pairs[1] - pairs[0]
     return Correlations(
-        tuple(name for name, kept in zip(names, varies, strict=True) if kept),
-        tuple(name for name, kept in zip(names, varies, strict=True) if not kept),
+        tuple(name for name, variable in zip(names, varies, strict=True) if variable),
+        tuple(name for name, variable in zip(names, varies, strict=True) if not variable),
         a,
         b,
         spearman(pairs[0], pairs[1]),
@@ -211,11 +211,13 @@ def _levels(real: pd.Series, synthetic: pd.Series, bins: int | None) -> tuple[In
         return levels[: len(real)], levels[len(real) :]
     values = _numbers(real)
     inner = np.unique(np.quantile(values, np.arange(1, bins) / bins)) if values.size else np.empty(0)
-    found = []
+    levels_of_each = []
     for column in (real, synthetic):
         entries = _numbers(column, keep_missing=True)
-        found.append(np.where(np.isnan(entries), 0, np.searchsorted(inner, entries, side="right") + 1).astype(np.int64))
-    return found[0], found[1]
+        levels_of_each.append(
+            np.where(np.isnan(entries), 0, np.searchsorted(inner, entries, side="right") + 1).astype(np.int64)
+        )
+    return levels_of_each[0], levels_of_each[1]
 
 
 def _numbers(column: pd.Series, keep_missing: bool = False) -> Floats:

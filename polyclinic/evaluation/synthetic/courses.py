@@ -78,9 +78,9 @@ class Courses:
         """The times between successive visits of all patients, one after another; empty without times."""
         if self.times is None:
             return np.zeros(0)
-        known = ~np.isnan(self.times)
-        ordered = self.times[known]
-        patient = np.nonzero(known)[0]
+        present = ~np.isnan(self.times)
+        ordered = self.times[present]
+        patient = np.nonzero(present)[0]
         return np.asarray(np.abs(np.diff(ordered))[np.diff(patient) == 0])
 
 
@@ -113,10 +113,10 @@ def compare_courses(real: Courses, table: Courses) -> Likeness:
         if spread:
             for label in np.unique(real.y):
                 for step in range(cells.shape[1]):
-                    pair = [_known(one[y == label, step]) for one, y in ((cells, real.y), (other, table.y))]
+                    pair = [_known(values[y == label, step]) for values, y in ((cells, real.y), (other, table.y))]
                     if min(map(len, pair)) >= LEAST:
                         means.append(abs(pair[0].mean() - pair[1].mean()) / spread)
-                        quantiles = [np.quantile(one, _BAND) for one in pair]
+                        quantiles = [np.quantile(values, _BAND) for values in pair]
                         bands.append(float(np.abs(quantiles[0] - quantiles[1]).mean()) / spread)
         for lag in LAGS:
             both = autocorrelation(cells, lag), autocorrelation(other, lag)
@@ -136,10 +136,10 @@ def autocorrelation(cells: Floats, lag: int) -> float | None:
     if lag >= cells.shape[1]:
         return None
     before, after = cells[:, :-lag].ravel(), cells[:, lag:].ravel()
-    known = ~np.isnan(before) & ~np.isnan(after)
-    if known.sum() < LEAST or before[known].std() == 0 or after[known].std() == 0:
+    present = ~np.isnan(before) & ~np.isnan(after)
+    if present.sum() < LEAST or before[present].std() == 0 or after[present].std() == 0:
         return None
-    return float(np.corrcoef(before[known], after[known])[0, 1])
+    return float(np.corrcoef(before[present], after[present])[0, 1])
 
 
 def next_visit(learned_from: Courses, judged_on: Courses) -> dict[str, float | None]:
@@ -149,40 +149,40 @@ def next_visit(learned_from: Courses, judged_on: Courses) -> dict[str, float | N
     before. None where either side has fewer than ten patients with two cells. R² is below 0 where the mean would have
     predicted better.
     """
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for name in judged_on.measured:
-        (x, target, _), (x_new, truth, _) = (_histories(one, name) for one in (learned_from, judged_on))
+        (x, target, _), (x_new, truth, _) = (_histories(courses, name) for courses in (learned_from, judged_on))
         if min(len(target), len(truth)) < LEAST:
-            found[name] = None
+            scores[name] = None
             continue
         there = np.where(np.isnan(x).all(axis=0), 0.0, x)
         middle, scale = np.nanmean(there, axis=0), np.nanstd(there, axis=0)
         scale = np.where(scale > 1e-9, scale, 1.0)
-        design, new = (np.clip(np.nan_to_num((one - middle) / scale), -_FAR, _FAR) for one in (x, x_new))
+        design, new = (np.clip(np.nan_to_num((features - middle) / scale), -_FAR, _FAR) for features in (x, x_new))
         # A number that never varies where it was learned from says nothing elsewhere.
         new *= np.abs(design).max(axis=0) > 0
         gram = design.T @ design + _PENALTY * np.eye(design.shape[1])
         weights = np.linalg.solve(gram, design.T @ (target - target.mean()))
-        found[name] = _r2(truth, target.mean() + new @ weights)
-    return found
+        scores[name] = _r2(truth, target.mean() + new @ weights)
+    return scores
 
 
 def carried_forward(judged_on: Courses) -> dict[str, float | None]:
     """By trajectory R² of the last cell but one as the prediction of the last; None of fewer than ten patients."""
-    found: dict[str, float | None] = {}
+    scores: dict[str, float | None] = {}
     for name in judged_on.measured:
         _, truth, before = _histories(judged_on, name)
-        found[name] = _r2(truth, before) if len(truth) >= LEAST else None
-    return found
+        scores[name] = _r2(truth, before) if len(truth) >= LEAST else None
+    return scores
 
 
 def _histories(courses: Courses, name: str) -> tuple[Floats, Floats, Floats]:
     """(m, f) numbers to predict by, NaN where missing, the (m,) last cells, and those before them, of the m patients with
     two."""
     cells, steps = courses.measured[name], np.arange(courses.measured[name].shape[1])
-    known = ~np.isnan(cells)
-    rows = np.flatnonzero(known.sum(axis=1) >= 2)
-    last = np.where(known[rows], steps, -1).max(axis=1)
+    present = ~np.isnan(cells)
+    rows = np.flatnonzero(present.sum(axis=1) >= 2)
+    last = np.where(present[rows], steps, -1).max(axis=1)
     earlier = steps < last[:, None]
     parts = [courses.own[rows], np.eye(int(max(courses.y.max(initial=0), 1)) + 1)[courses.y[rows]][:, 1:]]
     for table in courses.measured.values():
@@ -196,11 +196,11 @@ def _histories(courses: Courses, name: str) -> tuple[Floats, Floats, Floats]:
 def _latest(table: Floats, earlier: np.ndarray, back: int) -> Floats:
     """(m, 1) the latest of (m, T) cells that are there and ``earlier``, or with ``back`` 1 the one before it; NaN where none
     is."""
-    known = ~np.isnan(table) & earlier
-    later = np.cumsum(known[:, ::-1], axis=1)[:, ::-1]
-    chosen = known & (later == back + 1)
-    found = np.where(chosen, np.nan_to_num(table), 0.0).sum(axis=1)
-    return np.where(chosen.any(axis=1), found, np.nan)[:, None]
+    candidates = ~np.isnan(table) & earlier
+    later = np.cumsum(candidates[:, ::-1], axis=1)[:, ::-1]
+    chosen = candidates & (later == back + 1)
+    values = np.where(chosen, np.nan_to_num(table), 0.0).sum(axis=1)
+    return np.where(chosen.any(axis=1), values, np.nan)[:, None]
 
 
 def _r2(truth: Floats, predicted: Floats) -> float | None:
@@ -213,8 +213,8 @@ def _known(cells: Floats) -> Floats:
 
 
 def _spread(cells: Floats) -> float:
-    known = _known(cells)
-    return float(known.std()) if len(known) >= LEAST else 0.0
+    values = _known(cells)
+    return float(values.std()) if len(values) >= LEAST else 0.0
 
 
 def _mean(values: list[float]) -> float | None:

@@ -140,7 +140,7 @@ def judge(
         seed: Of what is drawn.
     """
     tables = {SYNTHETIC: synthetic, TRAINING: training}
-    found: dict[str, Any] = {
+    quality: dict[str, Any] = {
         "full": full,
         "label": held_out.schema.label.name,
         "seed": seed,
@@ -150,32 +150,32 @@ def judge(
         "visits": _visits(held_out, tables),
         "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
     }  # fmt: skip
-    judged = found["tables"][SYNTHETIC]["columns"]
-    found["pictures"] = {
+    judged = quality["tables"][SYNTHETIC]["columns"]
+    quality["pictures"] = {
         "columns": histograms(held_out, synthetic, judged),
         "correlations": heat_map(held_out, synthetic),
         "trajectories": course_tables({"held-out": held_out, SYNTHETIC: synthetic}),
     }
-    return found | (_by_classifiers(held_out, tables, seed) if full else {})
+    return quality | (_by_classifiers(held_out, tables, seed) if full else {})
 
 
 def compared(real: Sample, table: Sample) -> dict[str, Any]:
     """Columns, pairs, correlations and codes of ``table`` beside those of ``real``, as JSON: exact, and so not private."""
     judged = columns(real.plain, table.plain, real.categorical)
     spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))
-    told = {name: asdict(one) for name, one in judged.items()}
-    for name, one in judged.items():
-        if isinstance(one, Numeric):
+    values_by_column = {name: asdict(column) for name, column in judged.items()}
+    for name, column in judged.items():
+        if isinstance(column, Numeric):
             width = float(spread[name])
-            told[name]["wasserstein_sd"] = (
-                one.wasserstein / width if one.wasserstein is not None and width > 0 else None
+            values_by_column[name]["wasserstein_sd"] = (
+                column.wasserstein / width if column.wasserstein is not None and width > 0 else None
             )
-    kept = real.telling
-    apart = correlations(real.numbers(kept), table.numbers(kept), real.names(kept))
+    informative = real.telling
+    apart = correlations(real.numbers(informative), table.numbers(informative), real.names(informative))
     return {
-        "columns": told,
+        "columns": values_by_column,
         "means": {
-            key: _mean([one[key] for one in told.values() if key in one])
+            key: _mean([column[key] for column in values_by_column.values() if key in column])
             for key in ("ks", "wasserstein_sd", "tv", "boundary", "category", "missing")
         },
         "pairs": _pairs(real, table),
@@ -189,8 +189,8 @@ def _pairs(real: Sample, table: Sample) -> float | None:
     """The mean over pairs of different columns."""
     if not 2 <= real.plain.shape[1] <= MOST_PAIRED:
         return None
-    found = pairs(real.plain, table.plain, real.categorical).to_numpy()
-    return float(found[np.triu_indices(len(found), 1)].mean())
+    matrix = pairs(real.plain, table.plain, real.categorical).to_numpy()
+    return float(matrix[np.triu_indices(len(matrix), 1)].mean())
 
 
 def _code_sets(sample: Sample) -> list[str]:
@@ -211,12 +211,12 @@ def _codes(real: Sample, table: Sample, name: str) -> dict[str, Any]:
 def _rules(samples: Mapping[str, Sample]) -> list[dict[str, Any]]:
     """By rule and table how often it was asked and broken."""
     schema = next(iter(samples.values())).schema
-    found = {name: violations(one.records, schema.rules, schema.columns) for name, one in samples.items()}
+    by_table = {name: violations(sample.records, schema.rules, schema.columns) for name, sample in samples.items()}
     return [
         {"rule": rule}
         | {
             name: {"asked": each[i].asked, "broken": each[i].broken, "share": each[i].share}
-            for name, each in found.items()
+            for name, each in by_table.items()
         }
         for i, rule in enumerate(schema.rules)
     ]
@@ -226,29 +226,34 @@ def _visits(held_out: Sample, tables: Mapping[str, Sample]) -> dict[str, Any] | 
     """By table the likeness of its visits over time, and what carrying the last value forward would predict of the next visit.
 
     None of a schema without trajectories."""
-    real, *others = (Courses.of(one.x, one.y, one.schema) for one in (held_out, *tables.values()))
+    real, *others = (Courses.of(sample.x, sample.y, sample.schema) for sample in (held_out, *tables.values()))
     if real is None:
         return None
     carried = [score for score in carried_forward(real).values() if score is not None]
     compared = {
-        name: asdict(compare_courses(real, one)) for name, one in zip(tables, others, strict=True) if one is not None
+        name: asdict(compare_courses(real, courses))
+        for name, courses in zip(tables, others, strict=True)
+        if courses is not None
     }
     return {"tables": compared, "carried_forward": _mean([*carried])}
 
 
 def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -> dict[str, Any]:
-    kept = held_out.telling
-    told = {}
+    informative = held_out.telling
+    by_judge = {}
     for name, table in tables.items():
-        found = two_sample(held_out.numbers(kept), table.numbers(kept), seed=seed, resamples=RESAMPLES)
-        told[name] = {JUDGES[judge]: asdict(one) for judge, one in found.items()}
-    learned = {name: (features(table, kept), table.y) for name, table in tables.items()}
-    test = features(held_out, kept), held_out.y
+        intervals = two_sample(
+            held_out.numbers(informative), table.numbers(informative), seed=seed, resamples=RESAMPLES
+        )
+        by_judge[name] = {JUDGES[judge]: asdict(interval) for judge, interval in intervals.items()}
+    learned = {name: (features(table, informative), table.y) for name, table in tables.items()}
+    test = features(held_out, informative), held_out.y
     taught = transfer(learned[TRAINING], {SYNTHETIC: learned[SYNTHETIC]}, test, seed=seed, resamples=RESAMPLES)
     return {
-        "two_sample": told,
+        "two_sample": by_judge,
         "transfer": {
-            table: {CLASSIFIERS[kind]: asdict(one) for kind, one in each.items()} for table, each in taught.items()
+            table: {CLASSIFIERS[kind]: asdict(transferred) for kind, transferred in each.items()}
+            for table, each in taught.items()
         },
         "prediction": {name: _predicted(held_out, tables, name) for name in _code_sets(held_out)},
         "cutoff": {name: cutoff_on(table, test, seed) for name, table in learned.items()}
@@ -265,15 +270,15 @@ def features(sample: Sample, kept: Ints) -> Floats:
 
 
 def _predicted(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
-    found = predictions(tables[TRAINING].codes(name), tables[SYNTHETIC].codes(name), held_out.codes(name))
-    return {key: getattr(found, key) for key in ("mean_real", "mean_synthetic", "mean_absent_zero", "skipped")} | {
-        "codes": len(found.codes)
+    predicted = predictions(tables[TRAINING].codes(name), tables[SYNTHETIC].codes(name), held_out.codes(name))
+    return {key: getattr(predicted, key) for key in ("mean_real", "mean_synthetic", "mean_absent_zero", "skipped")} | {
+        "codes": len(predicted.codes)
     }
 
 
 def _mean(values: list[float | None]) -> float | None:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else None
+    defined = [value for value in values if value is not None]
+    return float(np.mean(defined)) if defined else None
 
 
 def heat_map(real: Sample, synthetic: Sample) -> dict[str, Any] | None:
@@ -285,16 +290,16 @@ def heat_map(real: Sample, synthetic: Sample) -> dict[str, Any] | None:
     numbers, names = real.numbers(telling), real.names(telling)
     with np.errstate(invalid="ignore"):
         varies = np.array([len(np.unique(column[~np.isnan(column)])) > 1 for column in numbers.T])
-    kept = np.flatnonzero(varies)
-    if len(kept) < 2:
+    chosen = np.flatnonzero(varies)
+    if len(chosen) < 2:
         return None
-    matrix = pearson(numbers[:, kept])
+    matrix = pearson(numbers[:, chosen])
     strength = np.nansum(np.abs(matrix), axis=0)
     order = np.sort(np.argsort(-strength, kind="stable")[:MOST_CORRELATED])
     return {
-        "columns": [names[kept[i]] for i in order],
+        "columns": [names[chosen[i]] for i in order],
         "held_out": _rounded(matrix[np.ix_(order, order)]),
-        "synthetic": _rounded(pearson(synthetic.numbers(telling)[:, kept[order]])),
+        "synthetic": _rounded(pearson(synthetic.numbers(telling)[:, chosen[order]])),
     }
 
 
@@ -328,7 +333,7 @@ def histograms(real: Sample, synthetic: Sample, judged: Mapping[str, Mapping[str
         synthetic: The synthetic patients.
         judged: By column its measures, of which ``ks`` or ``tv`` says how alike it is.
     """
-    likeness = {name: one.get("ks", one.get("tv")) for name, one in judged.items()}
+    likeness = {name: column.get("ks", column.get("tv")) for name, column in judged.items()}
     worst = sorted((name for name, value in likeness.items() if value is not None), key=lambda name: likeness[name])
     return [_histogram(name, real, synthetic) | {"likeness": likeness[name]} for name in worst[:MOST_DRAWN]]
 
@@ -339,7 +344,7 @@ def _histogram(name: str, real: Sample, synthetic: Sample) -> dict[str, Any]:
         of = next(c for c in (*real.schema.features, real.schema.label) if c.name == name)
         names = of.categories or ("0", "1")
         shares = {key: cells.dropna().astype(str).value_counts(normalize=True) for key, cells in pair.items()}
-        counted = {key: [float(share.get(one, 0.0)) for one in names] for key, share in shares.items()}
+        counted = {key: [float(share.get(category, 0.0)) for category in names] for key, share in shares.items()}
         return {"column": name, "categories": list(names), **counted}
     values = {key: cells.dropna().to_numpy(dtype=np.float64) for key, cells in pair.items()}
     both = np.unique(np.concatenate([*values.values()]))
@@ -348,8 +353,10 @@ def _histogram(name: str, real: Sample, synthetic: Sample) -> dict[str, Any]:
         edges = np.arange(np.floor(both[0]), np.floor(both[-1]) + 2) - 0.5
     else:
         edges = np.linspace(both[0], both[-1], BINS + 1)
-    found = {key: (np.histogram(cells, edges)[0] / len(cells)).round(6).tolist() for key, cells in values.items()}
-    return {"column": name, "edges": edges.tolist(), **found}
+    shares_by_table = {
+        key: (np.histogram(cells, edges)[0] / len(cells)).round(6).tolist() for key, cells in values.items()
+    }
+    return {"column": name, "edges": edges.tolist(), **shares_by_table}
 
 
 def _arms(column: Column) -> bool:
@@ -363,10 +370,10 @@ def _course(records: pd.DataFrame, column: Column, by: Column, arm: str) -> list
     rows = (records[by.name].astype(object).astype(str) == arm).to_numpy(dtype=bool)
     values = records.loc[rows, list(column.record_names)].to_numpy(dtype=np.float64, na_value=np.nan)
     seen = np.isfinite(values).any(axis=0)
-    found = np.full((3, values.shape[1]), np.nan)
+    quartiles = np.full((3, values.shape[1]), np.nan)
     if seen.any():
-        found[:, seen] = np.nanquantile(values[:, seen], QUANTILES, axis=0)
-    return _rounded(found)
+        quartiles[:, seen] = np.nanquantile(values[:, seen], QUANTILES, axis=0)
+    return _rounded(quartiles)
 
 
 def _rounded(table: Floats) -> list[list[float | None]]:

@@ -244,11 +244,11 @@ def _has_only_renyi(event: DpEvent, relation: Relation) -> bool:
 
 
 def _at_once(event: DpEvent, count: int, relation: Relation, interval: float) -> Any:
-    one = _single(event, relation, interval)
+    single = _single(event, relation, interval)
     if count == 1:
-        return one
+        return single
     # A sparse one would first raise its size to the power of the count, as a whole number.
-    directions = [one._pmf_remove] if one._symmetric else [one._pmf_remove, one._pmf_add]
+    directions = [single._pmf_remove] if single._symmetric else [single._pmf_remove, single._pmf_add]
     dense = pld.PrivacyLossDistribution(*(direction.to_dense_pmf() for direction in directions))
     if count < _VERY_MANY:
         return dense.self_compose(count)

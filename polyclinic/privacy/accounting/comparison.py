@@ -79,10 +79,10 @@ def shown_epsilon(
 
     if accountant == "basic":
         return basic(*step(delta / steps), steps)[0]
-    found = [step(share * delta / steps) for share in _SHARES]
+    costs = [step(share * delta / steps) for share in _SHARES]
     slack = (1 - _SHARES) * delta
     forms: tuple[Callable[..., tuple[float, float]], ...] = advanced, kairouz
-    return min(form(*one, steps, left)[0] for one, left in zip(found, slack, strict=True) for form in forms)
+    return min(form(*cost, steps, left)[0] for cost, left in zip(costs, slack, strict=True) for form in forms)
 
 
 def curves(
@@ -101,7 +101,7 @@ def curves(
         ConfigError: for values out of range.
     """
     dpsgd_event(sample_rate, noise_multiplier, steps)
-    found = {}
+    curve_by_accountant = {}
     for accountant in SHOWN:
         if accountant == "prv" and relation != "add-remove":
             continue
@@ -111,8 +111,8 @@ def curves(
             shown_epsilon(accountant, sample_rate, noise_multiplier, int(n), delta, relation, _QUICK_GRID) for n in grid
         ])  # fmt: skip
         if np.isfinite(eps).all():
-            found[accountant] = grid, eps
-    return found
+            curve_by_accountant[accountant] = grid, eps
+    return curve_by_accountant
 
 
 def _prv(rate: float, noise: float, steps: int, delta: float, largest_grid: int) -> float:
@@ -122,10 +122,10 @@ def _prv(rate: float, noise: float, steps: int, delta: float, largest_grid: int)
     from opacus.accountants.analysis.prv import PoissonSubsampledGaussianPRV, compute_safe_domain_size
 
     error, slack = 0.01, delta / 1000
-    one = PoissonSubsampledGaussianPRV(rate, noise)
+    prv = PoissonSubsampledGaussianPRV(rate, noise)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        reach = compute_safe_domain_size(prvs=[one], max_self_compositions=[steps], eps_error=error, delta_error=slack)
+        reach = compute_safe_domain_size(prvs=[prv], max_self_compositions=[steps], eps_error=error, delta_error=slack)
         if 2 * reach / (error / math.sqrt(steps * math.log(12 / slack) / 2)) > largest_grid:
             return math.inf
         accountant = PRVAccountant()

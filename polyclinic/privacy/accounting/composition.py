@@ -156,8 +156,8 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         return rho * order - (math.log(delta) + math.log(order)) / above + math.log(above / order)
 
     best = math.log(math.sqrt(math.log(1 / delta) / rho)) if rho else 0.0
-    found = optimize.minimize_scalar(at, bounds=(best - 5, best + 5), method="bounded", options={"xatol": 1e-9})
-    return max(0.0, float(found.fun)) if rho else 0.0
+    minimum = optimize.minimize_scalar(at, bounds=(best - 5, best + 5), method="bounded", options={"xatol": 1e-9})
+    return max(0.0, float(minimum.fun)) if rho else 0.0
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
@@ -219,5 +219,5 @@ def _root(excess: object, above: float) -> float:
         return 0.0
     if excess(above) >= 0:  # rounding, where mu is huge
         return above
-    found = float(optimize.brentq(excess, 0.0, above, xtol=1e-12, rtol=1e-12))
-    return min(above, found * (1 + 1e-9))
+    epsilon = float(optimize.brentq(excess, 0.0, above, xtol=1e-12, rtol=1e-12))
+    return min(above, epsilon * (1 + 1e-9))

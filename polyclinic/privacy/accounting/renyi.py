@@ -127,44 +127,44 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
     """
     orders = _FAR_ORDERS if far else ORDERS
     moves = MOVES[relation]
-    found: Reals
+    bound: Reals
     match event:
         case dpa.GaussianDpEvent() | DiscreteGaussianDpEvent():
             # Canonne, Kamath and Steinke 2020: a discrete Gaussian's is at most that of the Gaussian.
-            found = orders * moves**2 / (2 * event.noise_multiplier**2)
+            bound = orders * moves**2 / (2 * event.noise_multiplier**2)
         case dpa.PoissonSampledDpEvent():
             rate, noise = event.sampling_probability, event.event.noise_multiplier
             if moves == 1:
-                found = _sampled_gaussian(rate, noise, orders)
+                bound = _sampled_gaussian(rate, noise, orders)
             else:
                 # Remove, then add: the weak triangle inequality of Mironov 2017, with p = q = 2.
                 first = _sampled_gaussian(rate, noise, 2 * orders)
                 second = _sampled_gaussian(rate, noise, 2 * orders - 1)
-                found = (orders - 0.5) / (orders - 1) * first + second
+                bound = (orders - 0.5) / (orders - 1) * first + second
         case dpa.LaplaceDpEvent():
             # Mironov 2017, Proposition 6.
             scale = event.noise_multiplier / moves
             up = np.log(orders / (2 * orders - 1)) + (orders - 1) / scale
             down = np.log((orders - 1) / (2 * orders - 1)) - orders / scale
-            found = np.logaddexp(up, down) / (orders - 1)
+            bound = np.logaddexp(up, down) / (orders - 1)
         case dpa.RandomizedResponseDpEvent():
             lie = event.noise_parameter / event.num_buckets
             truth, log_lie = math.log1p(lie - event.noise_parameter), math.log(lie)
             terms = [orders * truth + (1 - orders) * log_lie, orders * log_lie + (1 - orders) * truth]
             if event.num_buckets > 2:
                 terms.append(np.full_like(orders, math.log((event.num_buckets - 2) * lie)))
-            found = np.logaddexp.reduce(terms) / (orders - 1)
+            bound = np.logaddexp.reduce(terms) / (orders - 1)
         case ApproximateDpEvent():
-            found = _pure(for_one(event, relation)[0], orders)
+            bound = _pure(for_one(event, relation)[0], orders)
         case dpa.ZCDpEvent():
-            found = orders * moves**2 * event.rho
+            bound = orders * moves**2 * event.rho
         case dpa.SampledWithoutReplacementDpEvent():
-            found = _drawn_gaussian(event, relation, far)
+            bound = _drawn_gaussian(event, relation, far)
         case SelectionDpEvent():
-            found = _selected(total(merged(event.event), relation, far), event.mean, event.shape, orders)
+            bound = _selected(total(merged(event.event), relation, far), event.mean, event.shape, orders)
         case _:
             raise TypeError(f"{event!r} did not come from merged().")
-    return found
+    return bound
 
 
 def _pure(eps: float, orders: Reals) -> Reals:
@@ -213,8 +213,8 @@ def _logarithmic_gamma(mean: float) -> float:
     """The gamma with (1 / gamma - 1) / log(1 / gamma) = mean, from below: less is the safe side."""
     if mean == 1:
         return 1.0
-    found = optimize.brentq(lambda log: math.expm1(log) / log - mean, 1e-12, 2 * math.log(mean) + 2, xtol=1e-12)
-    return math.exp(-found * (1 + 1e-9))
+    log_gamma = optimize.brentq(lambda log: math.expm1(log) / log - mean, 1e-12, 2 * math.log(mean) + 2, xtol=1e-12)
+    return math.exp(-log_gamma * (1 + 1e-9))
 
 
 def _sampled_gaussian(rate: float, noise: float, orders: Reals) -> Reals:

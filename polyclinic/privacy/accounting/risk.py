@@ -42,8 +42,8 @@ NO_RISK, CERTAINTY = Risk(0.0, FALSE_POSITIVE_RATE), Risk(1.0, 1.0)
 
 def worst(risks: Iterable[Risk]) -> Risk:
     """The larger of each number over all ``risks``, of which there is at least one."""
-    advantages, found = zip(*((one.advantage, one.tpr_at_1_percent_fpr) for one in risks), strict=True)
-    return Risk(max(advantages), max(found))
+    advantages, true_positives = zip(*((risk.advantage, risk.tpr_at_1_percent_fpr) for risk in risks), strict=True)
+    return Risk(max(advantages), max(true_positives))
 
 
 def risk(event: DpEvent, relation: Relation = "add-remove") -> Risk:
@@ -78,10 +78,10 @@ def _true_positives(curve: Callable[[float], float], false_positives: float) -> 
     1 / false_positives. Any epsilon gives a bound, so that the search need not be perfect.
     """
     slopes = _LEAST_SLOPE, 1 / false_positives
-    found = optimize.minimize_scalar(
+    minimum = optimize.minimize_scalar(
         lambda log: math.exp(log) * false_positives + curve(float(log)),
         bounds=(math.log(slopes[0]), math.log(slopes[1])),
         method="bounded",
         options={"xatol": 1e-6},
     )
-    return min(1.0, float(found.fun))
+    return min(1.0, float(minimum.fun))

@@ -130,19 +130,19 @@ class Ledger:
         if not path.exists():
             create(path)
         with connection(path, durable=alone) as db:
-            known = {found.site: found for found in terms_in(db)}
-        wrong = [name for name in known if name != terms[0].site] if alone else []
+            recorded = {site_terms.site: site_terms for site_terms in terms_in(db)}
+        wrong = [name for name in recorded if name != terms[0].site] if alone else []
         if wrong:
             raise ConfigError(
                 f"The ledger {path} was begun with site {wrong[0]!r}; it must stay so, got {terms[0].site!r}."
             )
         for wanted in terms:
-            for name in _FIXED if wanted.site in known else ():
-                if (begun := getattr(known[wanted.site], name)) != getattr(wanted, name):
+            for name in _FIXED if wanted.site in recorded else ():
+                if (begun := getattr(recorded[wanted.site], name)) != getattr(wanted, name):
                     raise ConfigError(
                         f"The ledger {path} was begun with {name} {begun!r}; it must stay so, got {getattr(wanted, name)!r}."
                     )
-        changed = [wanted for wanted in terms if known.get(wanted.site) != wanted]
+        changed = [wanted for wanted in terms if recorded.get(wanted.site) != wanted]
         if changed:
             with transaction(path) as db:
                 db.executemany(
@@ -158,21 +158,21 @@ class Ledger:
 
         Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
         """
-        found = cls.read_all(path)
-        if site is None and len(found) > 1:
-            raise ConfigError(f"The ledger {path} holds {len(found)} sites; name one of {several(found)}.")
-        if site is not None and site not in found:
-            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {several(found)}.")
-        return found[site] if site is not None else next(iter(found.values()))
+        ledgers = cls.read_all(path)
+        if site is None and len(ledgers) > 1:
+            raise ConfigError(f"The ledger {path} holds {len(ledgers)} sites; name one of {several(ledgers)}.")
+        if site is not None and site not in ledgers:
+            raise ConfigError(f"The ledger {path} does not hold the site {site!r}; it holds {several(ledgers)}.")
+        return ledgers[site] if site is not None else next(iter(ledgers.values()))
 
     @classmethod
     def read_all(cls, path: Path) -> dict[str, Ledger]:
         """The ledgers of all sites in a file, by site, for looking only. Raises DataError if the file is no ledger."""
         with connection(Path(path)) as db:
-            found = terms_in(db)
-            if not found:
+            terms_by_site = terms_in(db)
+            if not terms_by_site:
                 raise LookupError("it holds no site")
-            return {terms.site: cls(Path(path), terms, False) for terms in found}
+            return {terms.site: cls(Path(path), terms, False) for terms in terms_by_site}
 
     @property
     def site(self) -> str:
@@ -332,7 +332,7 @@ def check_affordable(
 def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
     """``Ledger.spent`` of several sites of one file."""
     with explained(ledgers[0].path):
-        return [epsilon_of(past, one.terms) for past, one in zip(past_all(ledgers), ledgers, strict=True)]
+        return [epsilon_of(past, ledger.terms) for past, ledger in zip(past_all(ledgers), ledgers, strict=True)]
 
 
 def past_all(ledgers: Sequence[Ledger]) -> list[History]:

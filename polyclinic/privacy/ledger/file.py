@@ -131,15 +131,15 @@ def read_sites(path: Path, sites: Sequence[str]) -> dict[str, Recorded]:
         begun = {terms.site: terms for terms in terms_in(db)}
         heads = heads_in(db)
         rows: dict[str, list[Row]] = {site: [] for site in sites}
-        one = " WHERE site = ?" if len(rows) == 1 else ""
-        query = f"SELECT site, {COLUMNS} FROM events{one} ORDER BY site, seq"
-        for site, *row in db.execute(query, sites if one else ()):
+        condition = " WHERE site = ?" if len(rows) == 1 else ""
+        query = f"SELECT site, {COLUMNS} FROM events{condition} ORDER BY site, seq"
+        for site, *row in db.execute(query, sites if condition else ()):
             if site in rows:
                 rows[site].append(Row._make(row))
         for site in sites:
             if site not in begun:
                 raise LookupError(f"the site {site!r} is missing")
-        return {site: Recorded(begun[site], heads[site], tuple(found)) for site, found in rows.items()}
+        return {site: Recorded(begun[site], heads[site], tuple(site_rows)) for site, site_rows in rows.items()}
 
 
 def strays(path: Path) -> list[str]:
@@ -271,8 +271,8 @@ class _Newest(threading.local):
 
 def _stamp(path: Path) -> tuple[int, ...]:
     """This process, and the very file as it is now: while it is open, no other one has its number."""
-    found = path.stat()
-    return os.getpid(), found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
+    status = path.stat()
+    return os.getpid(), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 _newest, _inherited = _Newest(), list[sqlite3.Connection]()
@@ -317,8 +317,8 @@ def explained(path: Path) -> Iterator[None]:
             raise DataError(_FULL) from error
         if what := _strange(path):
             raise DataError(f"{path} cannot be used as a privacy ledger: {what}.") from error
-        said = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
-        what = "".join(char if char.isprintable() else "?" for char in said)  # SQLite quotes what the file holds
+        message = "its text is not UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
+        what = "".join(char if char.isprintable() else "?" for char in message)  # SQLite quotes what the file holds
         raise DataError(
             f"{path} cannot be used as a privacy ledger ({what}); if it is damaged, restore it from a backup."
         ) from error

@@ -42,9 +42,9 @@ _NEW_RUN = ""  # no run has this name
 def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
     """The statements of several sites of one file, which is read once, as of one moment."""
     path = ledgers[0].path
-    found = read_sites(path, [ledger.site for ledger in ledgers])
+    recorded = read_sites(path, [ledger.site for ledger in ledgers])
     with explained(path):
-        sites = [(ledger.terms, found[ledger.site]) for ledger in ledgers]
+        sites = [(ledger.terms, recorded[ledger.site]) for ledger in ledgers]
         return [statement(terms, own.history, [row.shown() for row in own.rows], own.intact) for terms, own in sites]
 
 
@@ -73,15 +73,17 @@ def statement_of(statements: Sequence[Statement]) -> Statement:
     """
     if len(statements) == 1:
         return statements[0]
-    spent, risks = [one["epsilon"] for one in statements], [one["risk"] for one in statements]
+    spent, risks = [site["epsilon"] for site in statements], [site["risk"] for site in statements]
     first = statements[0]
     return {
         "site": None, "epsilon": None if None in spent else max(spent), "delta": first["delta"], "budget": first["budget"],
         "unit": first["unit"], "relation": first["relation"], "accountant": first["accountant"],
-        "risk": None if None in risks else worst(Risk(**one) for one in risks).as_dict(),
-        "events": [{"site": one["site"], **event} for one in statements for event in one["events"]],
-        "intact": all(one["intact"] for one in statements), "sites": {one["site"]: one for one in statements},
-    } | ({"findings": [finding for one in statements for finding in one["findings"]]} if "findings" in first else {})  # fmt: skip
+        "risk": None if None in risks else worst(Risk(**risk) for risk in risks).as_dict(),
+        "events": [{"site": site["site"], **event} for site in statements for event in site["events"]],
+        "intact": all(site["intact"] for site in statements), "sites": {site["site"]: site for site in statements},
+    } | (
+        {"findings": [finding for site in statements for finding in site["findings"]]} if "findings" in first else {}
+    )  # fmt: skip
 
 
 def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:

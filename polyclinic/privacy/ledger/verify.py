@@ -63,11 +63,11 @@ def verify_all(path: Path, site: str | None = None) -> list[Statement]:
     Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
     """
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
-    found = read_sites(path, [ledger.site for ledger in ledgers])
-    statements = [verified(ledger.terms, found[ledger.site]) for ledger in ledgers]
+    by_site = read_sites(path, [ledger.site for ledger in ledgers])
+    statements = [verified(ledger.terms, by_site[ledger.site]) for ledger in ledgers]
     damaged = [f"SQLite finds the file damaged ({problem})" for problem in damages(path)]
-    for one in statements:
-        _add(one, [Finding(one["site"], None, problem) for problem in damaged])
+    for stated in statements:
+        _add(stated, [Finding(stated["site"], None, problem) for problem in damaged])
     if site is None:
         lost = "charges are there, but the site's terms are gone"
         _add(statements[0], [Finding(name, None, lost) for name in strays(path)])
@@ -102,7 +102,7 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
             findings.append(Finding(terms.site, None, problem))
     history = None if unknown else recorded.history
     stated = statement(terms, history, [_legible(row) for row in recorded.rows], not findings)
-    return stated | {"findings": [asdict(one) for one in findings]}
+    return stated | {"findings": [asdict(finding) for finding in findings]}
 
 
 def _unaccountable(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
@@ -127,10 +127,10 @@ def _too_low(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
     past: History = ()
     for row in rows:
         past = with_charge(past, row.run, row.event, read_plan(row.plan))
-        said = row.epsilon_after if isinstance(row.epsilon_after, (int, float)) else -math.inf
+        recorded = row.epsilon_after if isinstance(row.epsilon_after, (int, float)) else -math.inf
         least = epsilon_of(past, by, quick=True)
         # A coarse bound that is not above what was said settles it in milliseconds.
-        if not _covers(said, least) and not _covers(said, least := epsilon_of(past, by)):
+        if not _covers(recorded, least) and not _covers(recorded, least := epsilon_of(past, by)):
             problem = f"its epsilon_after is {row.epsilon_after}, below {least:.6g}, which the charges up to it cost"
             yield Finding(terms.site, row.seq, problem)
 
@@ -173,13 +173,13 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
 
 def _as_json(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
     sites = []
-    for one in statements:
-        recorded = found[one["site"]]
+    for stated in statements:
+        recorded = found[stated["site"]]
         events = [
             {**event, "recorded": written(row), "hash": str(row.hash)}
-            for event, row in zip(one["events"], recorded.rows, strict=True)
+            for event, row in zip(stated["events"], recorded.rows, strict=True)
         ]
-        more = detailed(one) if one["epsilon"] is not None else one
+        more = detailed(stated) if stated["epsilon"] is not None else stated
         chain = {"begun": beginning(recorded.terms), "genesis": genesis(recorded.terms), "head": recorded.head}
         sites.append({**more, **chain, "events": events})
     return json.dumps({"hashes": _RULE, "sites": sites}, indent=1, allow_nan=False) + "\n"
@@ -189,7 +189,7 @@ def _as_csv(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["site", *COLUMNS.split(", ")])
-    for site in (one["site"] for one in statements):
+    for site in (stated["site"] for stated in statements):
         table.writerows(map(as_text, (site, *row)) for row in found[site].rows)
     return text.getvalue()
 

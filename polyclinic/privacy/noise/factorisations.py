@@ -161,9 +161,9 @@ class Banded:
         rows = np.concatenate([memory, draws])
         weights = (self.coefficients[:0:-1] / self.coefficients[0]).astype(rows.dtype)
         for row in range(len(memory), len(rows)):
-            kept = min(row, self.bands - 1)
+            earlier = min(row, self.bands - 1)
             rows[row] /= self.coefficients[0]
-            rows[row] -= weights[self.bands - 1 - kept :] @ rows[row - kept : row]
+            rows[row] -= weights[self.bands - 1 - earlier :] @ rows[row - earlier : row]
         noise = rows[len(memory) :] * self.norms[step : step + len(draws), None].astype(rows.dtype)
         return noise, rows[len(rows) - self.rows_kept(step + len(draws)) :].copy()
 
@@ -390,8 +390,8 @@ def minimised(
     from scipy.optimize import minimize
 
     options = {"maxiter": 5000, "maxfun": 10000, "ftol": 1e-15, "gtol": 1e-10, "maxcor": 30}
-    found: Reals = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-    return found
+    minimiser: Reals = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
+    return minimiser
 
 
 def shared(values: Reals) -> Reals:

@@ -150,8 +150,8 @@ class NoiseProcess:
         step, memory = np.asarray(state["step"]), np.asarray(state["memory"])
         if step.shape != () or step.dtype.kind not in "iu" or not 0 <= step <= self.steps:
             raise torn
-        kept = self.factorisation.rows_kept(int(step) % self.factorisation.steps)
-        if memory.shape != (kept, width) or memory.dtype.kind != "f" or not np.isfinite(memory).all():
+        rows = self.factorisation.rows_kept(int(step) % self.factorisation.steps)
+        if memory.shape != (rows, width) or memory.dtype.kind != "f" or not np.isfinite(memory).all():
             raise torn
         return int(step), memory
 

@@ -94,8 +94,8 @@ class Tree:
         for below in range(height):
             # A node of variance 1 and the sum of two children combine to a variance that is the node's own weight.
             own = float(self.node_variances[below + 1]) if self.honaker else 1.0
-            kept = step >> below & 1
-            weights[below] = kept
+            bit = step >> below & 1
+            weights[below] = bit
             weights[: below + 1] *= 1 - own
-            variance = own**2 + (1 - own) ** 2 * (variance + (0.0 if kept else float(self.node_variances[below])))
+            variance = own**2 + (1 - own) ** 2 * (variance + (0.0 if bit else float(self.node_variances[below])))
         return height, weights, float(np.sqrt(variance))

@@ -140,9 +140,9 @@ class SumTerms:
             return np.rint(exact).astype(np.int64)
         whole = np.floor(exact)
         for _ in range(_TRIALS):
-            found = (whole + (stream.uniform(self.size) < exact - whole)).astype(np.int64)
-            if int(found @ found) <= self.sensitivity**2:
-                return found
+            candidate = (whole + (stream.uniform(self.size) < exact - whole)).astype(np.int64)
+            if int(candidate @ candidate) <= self.sensitivity**2:
+                return candidate
         return np.trunc(exact).astype(np.int64)
 
     def noised(self, integers: Ints, stream: Stream) -> Ints:

@@ -149,15 +149,15 @@ def join(shares: Mapping[int, bytes]) -> bytes:
 @lru_cache(maxsize=256)
 def _weights(points: tuple[int, ...]) -> tuple[int, ...]:
     """Lagrange's coefficients at 0; the same for all seeds of a round."""
-    found = []
+    weights = []
     for point in points:
         above = below = 1
         for other in points:
             if other != point:
                 above = above * other % PRIME
                 below = below * (other - point) % PRIME
-        found.append(above * pow(below, -1, PRIME) % PRIME)
-    return tuple(found)
+        weights.append(above * pow(below, -1, PRIME) % PRIME)
+    return tuple(weights)
 
 
 def commitment(seed: bytes) -> bytes:

@@ -152,7 +152,9 @@ def test_the_closed_form_of_epsilon_is_what_dp_accountings_walk_over_the_grid_gi
     least = _epsilon_of(distribution, delta)
     # Beyond, the walk divides by what is no longer a number; below, transforms' rounding, which we do not subtract, shows.
     if least < 500 and delta > 1e-9:
-        assert least == pytest.approx(distribution.get_epsilon_for_delta(delta), rel=1e-6, abs=1e-8)
+        theirs = distribution.get_epsilon_for_delta(delta)
+        # The transforms' rounding, some 1e-14 of probability, is a larger part of a smaller delta, and makes ours the larger.
+        assert theirs * (1 - 1e-6) - 1e-8 <= least <= theirs * (1 + max(1e-6, 1e-14 / delta)) + 1e-8
     assert distribution.get_delta_for_epsilon(least) <= delta
 
 

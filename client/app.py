@@ -25,7 +25,7 @@ from safetensors import SafetensorError
 
 from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
-from polyclinic.client.home.hospital import is_real, open_hospital
+from polyclinic.client.home.hospital import Hospital, is_real, open_hospital
 from polyclinic.client.home.journal import recorded
 from polyclinic.client.home.own_files import withheld
 from polyclinic.client.home.state import alone
@@ -155,6 +155,8 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
             raise given
         config, request = given, read_request(kind, message.content)
         hospital = open_hospital(context, request, config)
+        if refusal := _refused_submitter(hospital, request, config):
+            return refusal
         config = config.settled(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
             config = config.changed({"privacy.delta": hospital.policy.delta})
@@ -163,6 +165,22 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
         return call
     except Exception as error:
         return error
+
+
+def _refused_submitter(hospital: Hospital, request: Request, config: RunConfig) -> RecordDict | None:
+    """The answer to who asks the hospital to enrol for a run that no submitter of its policy signed, or None. Raises
+    BudgetRefused for any other message of such a run."""
+    if not hospital.under_control or not hospital.policy.submitters:
+        return None
+    if isinstance(request, EnrolRequest) and not (request.trains or request.question):  # who only asks for the schema
+        return None
+    try:
+        import_module("polyclinic.client.home.submissions").check_submitter(hospital, request, config)
+    except BudgetRefused as refusal:
+        if not isinstance(request, EnrolRequest):
+            raise
+        return enrolment.refused(hospital.site, refusal)
+    return None
 
 
 def _check_people(call: Call[Any]) -> None:

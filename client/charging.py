@@ -90,7 +90,7 @@ class Release(Generic[R]):
             most = epsilon(self.event(call), hospital.terms.delta, "pld", hospital.terms.relation)
         elif self.account is open_held_out and not hospital.moves_patients and most < math.inf:
             most = hospital.metrics_epsilon(call.config) or 0.0
-        return hospital.limits(most)
+        return hospital.limits(most, call.config.participation.submitter)
 
 
 def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:

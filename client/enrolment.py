@@ -57,7 +57,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             try:
                 _check_run(call)
             except BudgetRefused as refusal:
-                return _answer(hospital.site, str(refusal).removeprefix(f"{hospital.site}: "))
+                return refused(hospital.site, refusal)
         if asks and (obstacle := standing(hospital, call.request, call.config)):
             return _answer(hospital.site, **obstacle)
         records = hospital.records
@@ -98,6 +98,11 @@ def refuse_other_format(content: RecordDict, context: Context) -> RecordDict | N
         return _answer(HospitalFile.read(Path(str(context.node_config["hospital"]))).site, conflict)
 
 
+def refused(site: str, refusal: BudgetRefused) -> RecordDict:
+    """A hospital's answer to who asks it to enrol, where its policy refuses the run."""
+    return _answer(site, str(refusal).removeprefix(f"{site}: "))
+
+
 def _answer(site: str, refusal: str = "", **said: Any) -> RecordDict:
     who = {"site": site, "versions": _versions(), "refusal": refusal}
     return RecordDict({RECORD: ConfigRecord({**who, **said})})
@@ -123,6 +128,6 @@ def _check_run(call: Call[EnrolRequest]) -> None:
         first: list[DpEvent] = [program_of(config).price(settings)]
         if config.asks_statistics and counting is not None:
             first.insert(0, gaussian_event(counting))
-        limits = hospital.limits(hospital.approved_epsilon(config))
+        limits = hospital.limits(hospital.approved_epsilon(config), config.participation.submitter)
         for path in (hospital.ledger_path, *([hospital.held_out_path] if hospital.moves_patients else [])):
             check_affordable(path, hospital.terms, call.request.run, first, call.request.plan, limits)

@@ -32,14 +32,13 @@ from polyclinic.plugins import brought_by
 from polyclinic.releases.kinds import read_question
 from polyclinic.toml import checked
 from polyclinic.wire.messages import Request
+from polyclinic.wire.submissions import ELSEWHERE
 
 FOLDER, PAUSED = "approvals", "paused.json"
 #: Of an approval's file; raised when an older version could misread one.
 FORMAT = 1
 _FILES = "[!.]*.json"  # one that is being written begins with a dot
 State = Literal["pending", "approved", "denied"]
-# Keys that are of the coordinator's machine, or that a resumed run alone has.
-_ELSEWHERE = {"out", "timeout", "workers", "ray-address", "resume", "participation.approval-wait"}
 # Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
 _MOST_PENDING = 200
 _CODE = {".py", ".so", ".pyd"}
@@ -105,7 +104,7 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
             for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
                 path.with_name(f"{run_before}.json").unlink(missing_ok=True)
         # A configuration's own key is no question that the hospital is asked.
-        shown = {key: value for key, value in config.given().items() if key not in _ELSEWHERE and key != "question"}
+        shown = {key: value for key, value in config.given().items() if key not in ELSEWHERE and key != "question"}
         shown |= {"question": question} if question else {}
         approval = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
         if before and before.state == "denied":
@@ -286,7 +285,7 @@ def _because(why: str) -> str:
 
 @lru_cache(maxsize=64)
 def _digest(run: str, question: str, config: RunConfig) -> str:
-    asked = {key: value for key, value in config.flat().items() if key not in _ELSEWHERE}
+    asked = {key: value for key, value in config.flat().items() if key not in ELSEWHERE}
     return digest(run, question, _code(config), json.dumps(asked, sort_keys=True, default=str))
 
 

@@ -136,13 +136,27 @@ class Hospital:
         metrics = self.metrics_epsilon(config) or 0.0 if self.moves_patients else 0.0  # both ledgers pay for all
         return config.privacy.epsilon + metrics if self.waits_for_people and config.privacy.dp else float("inf")
 
-    def limits(self, approved: float) -> tuple[Limit, ...]:
-        """What a run may cost beside others: ``approved``, and what the policy lets one run and all of a month spend."""
+    def limits(self, approved: float, submitter: str) -> tuple[Limit, ...]:
+        """What a run may cost beside others.
+
+        Args:
+            approved: What a person has approved for the run.
+            submitter: Who signed the run; the policy may limit all runs of that person.
+
+        Returns:
+            The limits below the budget: of this run, of all runs of a month, and of the submitter's of a month.
+        """
         policy, budget = self.policy, self.policy.budget or math.inf
-        given = (
-            Limit(min(approved, policy.most_epsilon_per_run)),
+        own = policy.submitters.get(submitter)
+        given = [
+            Limit(min(approved, policy.most_epsilon_per_run, own.most_epsilon_per_run if own else math.inf)),
             Limit(policy.most_epsilon_per_month, "All runs of thirty days", days=30.0),
-        )
+        ]
+        if own and own.most_epsilon_per_month < math.inf:
+            from polyclinic.client.home.submissions import submitted_runs  # what most hospitals do without
+
+            runs = submitted_runs(self.home, submitter)
+            given.append(Limit(own.most_epsilon_per_month, f"All runs of {submitter!r} in thirty days", runs, 30.0))
         return tuple(limit for limit in given if limit.epsilon < budget)
 
     def stream(self, purpose: str, round: int) -> Stream:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from polyclinic.config import SUBMITTER_NAME
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import BUILT_IN as NAMES
 from polyclinic.plugins import MODS
@@ -15,6 +16,22 @@ from polyclinic.privacy.streams import LEAST_DELTA
 from polyclinic.strategies import BUILT_IN
 from polyclinic.toml import checked, read_model
 from polyclinic.wire.messages import SiteName
+
+
+class Submitter(BaseModel):
+    """A person whose signed runs the hospital takes.
+
+    ``key``: the Ed25519 public key, in hexadecimal.
+    ``most_epsilon_per_run``, ``most_epsilon_per_month``: as the policy's own, of this person's runs.
+    """
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", alias_generator=lambda n: n.replace("_", "-"), populate_by_name=True
+    )
+
+    key: str = Field(pattern="^[0-9a-f]{64}$")
+    most_epsilon_per_run: float = Field(inf, gt=0)
+    most_epsilon_per_month: float = Field(inf, gt=0)
 
 
 class Policy(BaseModel):
@@ -49,6 +66,8 @@ class Policy(BaseModel):
         no code; empty runs all. The node judges them (``polyclinic hospital start``), before their code could.
     ``most_epsilon_per_run``: epsilon that one run may cost, of each ledger; inf leaves the budget alone to decide.
     ``most_epsilon_per_month``: the same of all runs together that were charged within thirty days.
+    ``submitters``: people by name, whose runs alone are taken, with their limits; each run is signed with the person's
+        key. Empty takes the runs of anybody who may submit.
     ``require_approval``: runs and questions wait until somebody here approves them, which needs ``allowed_runs``.
     """
 
@@ -84,6 +103,9 @@ class Policy(BaseModel):
     release_groups: tuple[str, ...] = ()
     most_epsilon_per_run: float = Field(inf, gt=0)
     most_epsilon_per_month: float = Field(inf, gt=0)
+    submitters: dict[Annotated[str, Field(min_length=1, max_length=100, pattern=SUBMITTER_NAME)], Submitter] = Field(
+        default_factory=dict
+    )
     require_approval: bool = False
     approval_days: float = Field(30.0, gt=0, le=3650)
 

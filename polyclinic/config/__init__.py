@@ -3,7 +3,7 @@
 from polyclinic.config.derived import compression, noise_named, secure_terms, train_settings
 from polyclinic.config.effects import AT_COORDINATORS, EFFECTS, NOT_UNDER_FLOWER, UNDER_FLOWER, check_effects, put_aside
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
-from polyclinic.config.learning import Data, Participation, Split, Training, Upload
+from polyclinic.config.learning import SUBMITTER_NAME, Data, Participation, Split, Training, Upload
 from polyclinic.config.programs.convex import Convex
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
@@ -16,6 +16,7 @@ __all__ = [
     "EFFECTS",
     "NOT_UNDER_FLOWER",
     "SECTIONS",
+    "SUBMITTER_NAME",
     "UNDER_FLOWER",
     "Central",
     "Checkpoints",

@@ -106,6 +106,10 @@ class Split(Keys):
         return Rule(**self.model_dump())
 
 
+#: What a submitter's name may be.
+SUBMITTER_NAME = r"^[\w.@ -]*$"
+
+
 class Participation(Keys):
     """Which hospitals take part in a round."""
 
@@ -129,8 +133,14 @@ class Participation(Keys):
     submitter: str = Field(
         "",
         max_length=100,
-        pattern=r"^[\w.@ -]*$",
-        description="Who submitted the run, as the coordinator says; `coordinator submit` gives the user of its machine.",
+        pattern=SUBMITTER_NAME,
+        description="Who submitted the run: the name of the key of `coordinator submit --key`, or else the user of its machine.",
+    )
+    signature: str = Field(
+        "",
+        max_length=200,
+        pattern=r"^([0-9a-f]{128}@[0-9TZ.]{10,30})?$",
+        description="The submitter's signature of all settings, and its time; `coordinator submit --key` makes it.",
     )
 
 

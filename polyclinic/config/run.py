@@ -42,6 +42,7 @@ _INDECISIVE = (
     "ray-address",
     "resume",
     "participation.submitter",
+    "participation.signature",
     "privacy.overlap",
     "synthesis.quality",
 )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from polyclinic.deployment.control import Caller
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.submitting import folders_by_run, submit
 from polyclinic.releases.kinds import answer_of_json, question_as_key
@@ -26,6 +27,6 @@ class Coordinated:
 
         Raises PolyclinicError where no hospital answers or the SuperLink refuses the run.
         """
-        sent = submit(self.coordinator, {"question": question_as_key(question)}, True, None, "", self.say)
+        sent = submit(Caller(self.coordinator), {"question": question_as_key(question)}, True, None, self.say)
         folder = folders_by_run(Path(sent["out"]))[sent["run"]]
         return answer_of_json(json.loads(folder.answer_file.read_text(encoding="utf-8")))

@@ -39,6 +39,15 @@ def own_bundle() -> str:
     })  # fmt: skip
 
 
+def is_own_bundle(content: bytes) -> bool:
+    """Whether a bundle is what this version of Polyclinic sends, which brings no code and no settings of its own."""
+    config, own = _config(content), tomllib.loads(own_bundle())
+    if config is None or not _brings_no_code(content, config):
+        return False
+    app, sent = config["tool"]["flwr"]["app"], own["tool"]["flwr"]["app"]
+    return all(app.get(part) == sent[part] for part in ("components", "config")) and _named(config) == _named(own)
+
+
 def refusal(content: bytes, claims: Collection[str], app: str, version: str, allowed: Collection[str]) -> str:
     """Why these bytes may not run here, or an empty string.
 

@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from polyclinic.deployment.certificates import certificate_problem, failed_verification, read_public_key
+from polyclinic.deployment.coordinator import Coordinator
+from polyclinic.deployment.submitters import KEY, SigningInterceptor, SubmitterKey, own_key
 from polyclinic.errors import ConfigError, PolyclinicError, several
+from polyclinic.wire.submissions import SUBMITTER
 
 _MOST_RUNS = 100_000  # Flower lists the newest 20 where nobody says how many
 _STATES = {"pending": "queued", "starting": "running", "running": "running"}
 
-#: The configuration key of who submitted a run.
-SUBMITTER = "participation.submitter"
-
 
 @contextmanager
-def control(address: str, ca: Path) -> Iterator[Any]:
+def control(address: str, ca: Path, key: SubmitterKey | None = None) -> Iterator[Any]:
     """Flower's client of the control of the SuperLink at HOST:PORT, whose certificate ``ca`` signed.
 
-    Raises PolyclinicError for whatever goes wrong within, in one sentence.
+    Args:
+        address: HOST:PORT of the SuperLink.
+        ca: The file of the authority's certificate.
+        key: Whose key signs each call; None signs none.
+
+    Raises:
+        PolyclinicError: Whatever goes wrong within, in one sentence.
     """
     from flwr.cli.cli_client_interceptor import CliClientHttpInterceptor
     from flwr.supercore.control import ControlHttpClient
@@ -33,7 +41,10 @@ def control(address: str, ca: Path) -> Iterator[Any]:
     try:
         with ControlHttpClient.from_server_address(
             address, False, ca.read_bytes(),
-            [CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI")],
+            [
+                CliClientHttpInterceptor(), RuntimeVersionHttpInterceptor(component_name="flwr CLI"),
+                *([SigningInterceptor(key)] if key else []),
+            ],
         ) as client:  # fmt: skip
             yield client
     except httpx.RequestError as error:
@@ -44,6 +55,34 @@ def control(address: str, ca: Path) -> Iterator[Any]:
         raise PolyclinicError(f"The SuperLink at {address} refused: {why.rstrip('.')}.") from None
     except OSError as error:
         raise ConfigError(f"{ca} cannot be read: {error.strerror}.") from None
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks something of a coordinator's SuperLink.
+
+    ``address``: its HOST:PORT, "" where it runs on this machine.
+    ``key_file``: the file of the caller's key, None for none.
+    """
+
+    coordinator: Coordinator
+    address: str = ""
+    key_file: Path | None = None
+
+    @cached_property
+    def key(self) -> SubmitterKey | None:
+        """Raises ConfigError where the file holds no key."""
+        return own_key(self.key_file)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What the environment of Flower's own command must hold, beside that of this process."""
+        return {KEY: str(self.key_file.resolve())} if self.key_file else {}
+
+    def control(self) -> AbstractContextManager[Any]:
+        """As ``control``, of this SuperLink and with this key."""
+        coordinator = self.coordinator
+        return control(self.address or coordinator.here, coordinator.folder / "ca.crt", self.key)
 
 
 def nodes(client: Any) -> list[dict[str, Any]]:

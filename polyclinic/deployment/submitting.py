@@ -6,6 +6,7 @@ import getpass
 import json
 import shlex
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -15,12 +16,15 @@ from typing import Any
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
 from polyclinic.deployment.bundles import own_bundle
-from polyclinic.deployment.control import control, runs, stop_run
+from polyclinic.deployment.control import Caller, runs, stop_run
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.runs.folder import LATEST, RESULTS, Run
+from polyclinic.wire.submissions import SUBMITTER, signed_config
 
+# The command `flwr`, which signs its calls where the environment names a key.
+_FLWR = (sys.executable, "-P", "-m", "polyclinic.deployment.flower.cli")
 _POLL_SECONDS = 1.0
 # A run whose folder no process holds for so long has ended; Flower itself waits a minute for a heartbeat.
 _FREE_SECONDS = 10.0
@@ -28,23 +32,21 @@ _STOP_SECONDS = 60.0  # a ServerApp asks no later than Flower's next heartbeat w
 
 
 def submit(
-    found: Coordinator,
+    caller: Caller,
     values: dict[str, Any],
     stream: bool,
     app_dir: Path | None,
-    address: str,
     say: Callable[[str], None],
     resume: Path | None = None,
 ) -> dict[str, Any]:
     """Submits a run; returns its id, status, bundle and folder of results.
 
     Args:
-        found: The coordinator's folder, read.
+        caller: Who submits, and where.
         values: Configuration keys; ``out`` is relative to the coordinator's folder. Where a run is resumed, only those
             may differ that do not decide its result.
         stream: Whether to wait for the run's end and tell its log line by line.
         app_dir: An app whose code is sent; None sends none.
-        address: The SuperLink's, "" where it runs on this machine.
         say: Called with each line of the log.
         resume: The run that goes on from its checkpoint as it was configured (``run_to_resume``); None begins a new
             one.
@@ -53,10 +55,10 @@ def submit(
         ConfigError: A key or the app is bad.
         PolyclinicError: Flower refuses the run, or the run fails.
     """
-    who = {"participation.submitter": getpass.getuser()}
-    given: list[Mapping[str, Any]] = [{"out": "runs"}, who, values]
+    folder, key = caller.coordinator.folder, caller.key
+    given: list[Mapping[str, Any]] = [{"out": "runs"}, {SUBMITTER: getpass.getuser()}, values]
     if resume is not None:
-        begun = Run.open(run_to_resume(found.folder / "runs", resume))
+        begun = Run.open(run_to_resume(folder / "runs", resume))
         # Under the name of whoever began it: another would be another run to hospitals that approved this one.
         given = [begun.config().flat(), values, {"out": str(begun.path.parent), "resume": begun.name}]
     config = RunConfig.build(*given)
@@ -65,16 +67,19 @@ def submit(
         Run.to_resume(config)
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
-    out = str(found.folder / Path(config.out).expanduser())
+    config = signed_config(config, key.name, key.private) if key else config
+    # Where the SuperLink runs elsewhere, what is relative is so to the coordinator's folder there.
+    out = config.out if caller.address else str(folder / Path(config.out).expanduser())
     keys = config.for_flower() | {"out": out}
     with tempfile.TemporaryDirectory(prefix="polyclinic-") as home:
-        (Path(home) / "config.toml").write_text(found.flower_config(address), encoding="utf-8")
+        config_toml = caller.coordinator.flower_config(caller.address)
+        (Path(home) / "config.toml").write_text(config_toml, encoding="utf-8")
         app = app_dir.resolve() if app_dir else own_app(Path(home))
-        environment = with_settings(flower_settings(Path(home)))
+        environment = with_settings(flower_settings(Path(home)) | caller.settings)
         run = start_run(app, LINK, keys, environment)
         reason, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
     try:
-        with control(address or found.here, found.folder / "ca.crt") as client:
+        with caller.control() as client:
             result = _result(client, run, wait=stream and not abandoned) | {"out": out}
         if abandoned and not result["status"].startswith("finished"):
             raise PolyclinicError(
@@ -86,8 +91,8 @@ def submit(
                 raise PolyclinicError(f"The process that carried out run {run} has ended: {why.rstrip('.')}.")
             raise PolyclinicError(f"Run {run} ended as {result['status']}: {why.rstrip('.')}.")
     except PolyclinicError as error:
-        if stream and (folder := folders_by_run(Path(out)).get(run)) and not folder.finished:
-            error.add_note(next_step(found, folder))
+        if stream and (begun_in := folders_by_run(folder / out).get(run)) and not begun_in.finished:
+            error.add_note(next_step(caller.coordinator, begun_in))
         raise
     return result
 
@@ -98,10 +103,10 @@ def folders_by_run(runs: Path) -> dict[str, Run]:
     return {number: folder for folder in folders for number in folder.flower_runs}
 
 
-def described_runs(found: Coordinator, client: Any) -> list[dict[str, Any]]:
+def described_runs(coordinator: Coordinator, client: Any) -> list[dict[str, Any]]:
     """All runs as ``control.runs``, with the name of each one's ``folder`` and the rounds ``done`` in it, None where there is
     none yet."""
-    folders = folders_by_run(found.folder / "runs")
+    folders = folders_by_run(coordinator.folder / "runs")
     return [run | (_progress(folders[run["run"]]) if run["run"] in folders else _NO_FOLDER) for run in runs(client)]
 
 
@@ -113,13 +118,12 @@ def _progress(folder: Run) -> dict[str, Any]:
     return {"folder": folder.name, "done": done, "rounds": folder.config().rounds}
 
 
-def stop(found: Coordinator, named: str, address: str) -> dict[str, Any]:
+def stop(caller: Caller, named: str) -> dict[str, Any]:
     """Ends a run that waits or goes on, and waits until its process has ended.
 
     Args:
-        found: The coordinator's folder, read.
+        caller: Who stops it, and where.
         named: The run's number, or its folder's name.
-        address: The SuperLink's, "" where it runs on this machine.
 
     Returns:
         The run as ``described_runs`` has it.
@@ -127,23 +131,24 @@ def stop(found: Coordinator, named: str, address: str) -> dict[str, Any]:
     Raises:
         ConfigError: The run is unknown or has ended.
     """
-    folders = folders_by_run(found.folder / "runs")
+    folders = folders_by_run(caller.coordinator.folder / "runs")
     numbers = [number for number, folder in folders.items() if folder.name == named] or [named]
-    with control(address or found.here, found.folder / "ca.crt") as client:
+    with caller.control() as client:
         stopped = stop_run(client, named, numbers)
         deadline = time.monotonic() + _STOP_SECONDS
         while (folder := folders.get(stopped)) and folder.is_held and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-        return next(run for run in described_runs(found, client) if run["run"] == stopped)
+        return next(run for run in described_runs(caller.coordinator, client) if run["run"] == stopped)
 
 
-def next_step(found: Coordinator, folder: Run) -> str:
+def next_step(coordinator: Coordinator, folder: Run) -> str:
     """How to go on with a run that is not finished and that no process carries out any more."""
     if not folder.checkpoint.is_file():
         return f"Run {folder.name} stopped before its first checkpoint; submit it anew."
     # A folder elsewhere is named by its path.
-    name = folder.name if folder.path.parent == found.folder / "runs" else shlex.quote(str(folder.path))
-    return f"`polyclinic coordinator submit {shlex.quote(str(found.folder))} --resume {name}` goes on with run {folder.name}."
+    name = folder.name if folder.path.parent == coordinator.folder / "runs" else shlex.quote(str(folder.path))
+    where = shlex.quote(str(coordinator.folder))
+    return f"`polyclinic coordinator submit {where} --resume {name}` goes on with run {folder.name}."
 
 
 def run_to_resume(runs: Path, named: Path) -> Path:
@@ -182,7 +187,7 @@ def start_run(app: Path, link: str, values: dict[str, Any], environment: dict[st
     """
     overrides = " ".join(f"{key.replace('_', '-')}={json.dumps(value)}" for key, value in values.items())
     done = subprocess.run(
-        ["flwr", "run", str(app), link, "--run-config", overrides, "--format", "json", *options], env=environment,
+        [*_FLWR, "run", str(app), link, "--run-config", overrides, "--format", "json", *options], env=environment,
         capture_output=True, text=True,
     )  # fmt: skip
     answer = _json(done.stdout)
@@ -206,7 +211,7 @@ def follow_run(run: str, link: str, environment: dict[str, str], say: Callable[[
     """
     error, abandoned = "", threading.Event()
     process = subprocess.Popen(
-        ["flwr", "log", run, link, "--stream"],
+        [*_FLWR, "log", run, link, "--stream"],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

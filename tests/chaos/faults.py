@@ -14,7 +14,7 @@ from typing import Any
 
 from polyclinic.client.home.approvals import approvals, decide, pause, resume, stop
 from polyclinic.client.home.policy import HospitalFile, Policy
-from polyclinic.deployment.control import control, runs, stop_run
+from polyclinic.deployment.control import Caller, control, runs, stop_run
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.submitting import submit
 from polyclinic.errors import PolyclinicError
@@ -232,7 +232,7 @@ def _resume_twice(place: Place, strike: Strike) -> str:
     if not found:
         return "no checkpoint came"
     try:
-        submit(Coordinator.read(place.federation.co), {}, False, None, "", lambda line: None, found[0])
+        submit(Caller(Coordinator.read(place.federation.co)), {}, False, None, lambda line: None, found[0])
     except PolyclinicError as error:
         return f"refused: {error}"
     return "given twice"

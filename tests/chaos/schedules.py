@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from polyclinic.deployment.control import control, runs
+from polyclinic.deployment.control import Caller, control, runs
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.submitting import submit
 from polyclinic.errors import DataError, PolyclinicError
@@ -148,7 +148,7 @@ class Run:
         resume = folder if folder and (folder / "checkpoint.safetensors").is_file() else None
         values = {} if resume else KEYS | {"out": str(self._out)}
         try:
-            told = submit(co, values, False, None, "", lambda line: None, resume)
+            told = submit(Caller(co), values, False, None, lambda line: None, resume)
         except PolyclinicError as error:
             self._note(str(error))
             return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,16 +15,34 @@ from polyclinic.cli.terminal import Json, answer, assignments, loading, say
 from polyclinic.toml import read_toml
 
 if TYPE_CHECKING:
+    from polyclinic.deployment.control import Caller
     from polyclinic.deployment.coordinator import Coordinator
 
 app = typer.Typer(no_args_is_help=True, help="A coordinator: its certificate, its SuperLink, its nodes and its runs.")
 authority = typer.Typer(no_args_is_help=True, help="A new authority beside the old one, then in its place.")
 app.add_typer(authority, name="authority")
+submitter = typer.Typer(no_args_is_help=True, help="Who may submit runs here: people, each with a key and a role.")
+app.add_typer(submitter, name="submitter")
 
 Address = Annotated[
     str,
     typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
 ]
+Key = Annotated[
+    Path | None,
+    typer.Option(
+        "--key", envvar="POLYCLINIC_KEY", help="File of your own key, where the coordinator lists who may submit.",
+        show_default=False,
+    ),
+]  # fmt: skip
+Name = Annotated[str, typer.Argument(help="The person's name: letters, digits, spaces, '.', '@', '_' and '-'.")]
+
+
+class Role(StrEnum):
+    """What a person may do at a coordinator."""
+
+    SUBMIT = "submit"
+    ADMIN = "admin"
 
 
 @app.command()
@@ -126,13 +144,14 @@ def register(
     key: Annotated[Path, typer.Argument(help="The hospital's node.pub.")],
     name: Annotated[str, typer.Option(help="Name by which you know the node.")],
     address: Address = "",
+    own: Key = None,
     as_json: Json = False,
 ) -> None:
     """Let the node with this public key take part."""
     with loading():
         from polyclinic.deployment.control import register as add
 
-    with _control(folder, address) as client:
+    with _caller(folder, address, own).control() as client:
         node = add(client, key, name)
     answer(as_json, {"name": name, "node": node}, f"{name} is registered as node {node}.")
 
@@ -142,38 +161,39 @@ def revoke(
     folder: Folder,
     name: Annotated[str, typer.Argument(help="The node's name.")],
     address: Address = "",
+    key: Key = None,
     as_json: Json = False,
 ) -> None:
     """End a node's registration; its key is refused from then on."""
     with loading():
         from polyclinic.deployment.control import revoke as end
 
-    with _control(folder, address) as client:
+    with _caller(folder, address, key).control() as client:
         node = end(client, name)
     answer(as_json, {"name": name, "node": node}, f"{name} (node {node}) takes part no longer.")
 
 
 @app.command()
-def nodes(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+def nodes(folder: Folder, address: Address = "", key: Key = None, as_json: Json = False) -> None:
     """List the nodes that were registered, and which of them are there."""
     with loading():
         from polyclinic.deployment.certificates import expiry_warnings
         from polyclinic.deployment.control import nodes as listed
 
-    with _control(folder, address) as client:
+    with _caller(folder, address, key).control() as client:
         registered = listed(client)
     deploying.warn(expiry_warnings(_read(folder).certificates))
     answer(as_json, registered, deploying.listing(("name", "node", "status", "registered"), registered))
 
 
 @app.command()
-def runs(folder: Folder, address: Address = "", as_json: Json = False) -> None:
+def runs(folder: Folder, address: Address = "", key: Key = None, as_json: Json = False) -> None:
     """List the runs that were submitted, with folder, rounds and state, and how to go on with one that broke off."""
     with loading():
         from polyclinic.deployment.submitting import described_runs, folders_by_run, next_step
 
     read = _read(folder)
-    with _control(folder, address) as client:
+    with _caller(folder, address, key).control() as client:
         shown = described_runs(read, client)
     folders = folders_by_run(read.folder / "runs")
     rows = [
@@ -192,13 +212,14 @@ def stop(
     folder: Folder,
     run: Annotated[str, typer.Argument(help="The run's number or its folder's name, as `runs` shows them.")],
     address: Address = "",
+    key: Key = None,
     as_json: Json = False,
 ) -> None:
     """End a run that waits or goes on; its checkpoint stays, so that it can be resumed. Exit 2 for one that has ended."""
     with loading():
         from polyclinic.deployment.submitting import stop as end
 
-    stopped = end(_read(folder), run, address)
+    stopped = end(_caller(folder, address, key), run)
     answer(as_json, stopped, f"Run {run}: {stopped['state']}. `polyclinic coordinator runs` says how to go on with it.")
 
 
@@ -233,6 +254,7 @@ def submit(
         ),
     ] = None,
     address: Address = "",
+    key: Key = None,
     as_json: Json = False,
 ) -> None:
     """Start a run at the hospitals' nodes, or go on with one; with --stream, wait for its end and exit 1 when it failed."""
@@ -243,9 +265,69 @@ def submit(
 
     given = flat_keys(read_toml(config, "configuration file") if config else {}, SECTIONS) | assignments(sets)
     result: dict[str, Any] = send(
-        _read(folder), given, stream, app_dir, address, lambda line: say(line, errors=as_json), resume
+        _caller(folder, address, key), given, stream, app_dir, lambda line: say(line, errors=as_json), resume
     )
     answer(as_json, result, f"Run {result['run']}: {result['status']}; results in {result['out']}")
+
+
+@submitter.command("new")
+def new_submitter(
+    name: Name,
+    file: Annotated[Path, typer.Option("--out", help="The new file, which only you can read.")],
+    as_json: Json = False,
+) -> None:
+    """Make a key of your own; the administrators of the coordinator and of the hospitals get its public half alone."""
+    with loading():
+        from polyclinic.deployment.submitters import new_key
+
+    key = new_key(file, name)
+    answer(
+        as_json, {"name": name, "file": str(file), "public": key.public}, f"{file} holds the key of {name!r}. Its public half:",
+        key.public, "Give that to the coordinator, for `polyclinic coordinator submitter add`, and to hospitals that ask for it.",
+    )  # fmt: skip
+
+
+@submitter.command("add")
+def add_submitter(
+    folder: Folder,
+    name: Name,
+    public: Annotated[str, typer.Argument(help="The public key, as `submitter new` prints it.")],
+    role: Annotated[
+        Role, typer.Option(help="submit: runs without code of their own, and what is theirs; admin: everything.")
+    ] = Role.SUBMIT,
+    as_json: Json = False,
+) -> None:
+    """Let a person use the coordinator; once anybody is listed, whoever has no key may do nothing. It holds at once."""
+    with loading():
+        from polyclinic.deployment.submitters import add_submitter as add
+
+    add(_read(folder).folder, name, public, role.value)
+    answer(
+        as_json,
+        {"name": name, "public": public, "role": role.value},
+        f"{name!r} is listed, with the role {role.value}.",
+    )
+
+
+@submitter.command("remove")
+def remove_submitter(folder: Folder, name: Name, as_json: Json = False) -> None:
+    """End a person's rights, at once; runs that were submitted go on."""
+    with loading():
+        from polyclinic.deployment.submitters import remove_submitter as remove
+
+    remove(_read(folder).folder, name)
+    answer(as_json, {"name": name}, f"{name!r} is listed no longer.")
+
+
+@submitter.command("list")
+def list_submitters(folder: Folder, as_json: Json = False) -> None:
+    """Who may use the coordinator, with role and public key; where nobody is listed, whoever reaches it may."""
+    with loading():
+        from polyclinic.deployment.submitters import submitters
+
+    rows = [{"name": name, **person.model_dump()} for name, person in submitters(_read(folder).folder).items()]
+    nobody = "Nobody is listed: whoever reaches the coordinator from its machine or networks may do everything."
+    answer(as_json, rows, deploying.listing(("name", "role", "key"), rows) if rows else nobody)
 
 
 @app.command()
@@ -304,8 +386,7 @@ def _read(folder: Path) -> Coordinator:
     return Coordinator.read(folder)
 
 
-def _control(folder: Path, address: str) -> AbstractContextManager[Any]:
-    from polyclinic.deployment.control import control
+def _caller(folder: Path, address: str, key: Path | None) -> Caller:
+    from polyclinic.deployment.control import Caller
 
-    read = _read(folder)
-    return control(address or read.here, read.folder / "ca.crt")
+    return Caller(_read(folder), address, key)

@@ -12,11 +12,10 @@ from typing import Any
 
 from polyclinic.client.home.journal import append
 from polyclinic.deployment.coordinator import AUDIT
-from polyclinic.deployment.flower.gate import App, Scope
+from polyclinic.deployment.flower.gate import CONTROL, READING, App, Scope, refuse, whole
 from polyclinic.errors import DataError
+from polyclinic.wire.submissions import SUBMITTER
 
-_CONTROL = "/v1/control/"
-_READING = ("list-", "get-", "show-", "stream-", "pull-")
 _NAMED = {"run_id": "run", "node_id": "node", "name": "name"}
 
 
@@ -27,21 +26,18 @@ class Audit:
         self.app, self.state = app, state
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        call = str(scope.get("path", "")).removeprefix(_CONTROL)
-        if scope["type"] != "http" or _CONTROL + call != scope["path"] or call.startswith(_READING):
+        call = str(scope.get("path", "")).removeprefix(CONTROL)
+        if scope["type"] != "http" or CONTROL + call != scope["path"] or call.startswith(READING):
             await self.app(scope, receive, send)
             return
-        parts, sent = [await receive()], []
-        while parts[-1].get("more_body"):
-            parts.append(await receive())
-        line = {"call": call, "from": (scope.get("client") or [""])[0], **_named(call, "Request", parts)}
+        sent: list[Any] = []
+        body, again = await whole(receive)
+        line = {"call": call, "from": (scope.get("client") or [""])[0], **_named(call, "Request", body)}
+        if name := scope.get("polyclinic.submitter"):  # who signed the call, as `Keys` has checked
+            line["by"] = name
         if not await self._written({"event": "asked", **line}) and call != "stop-run":
-            await send({"type": "http.response.start", "status": 503, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"The coordinator's audit log cannot be written."})
+            await refuse(send, 503, "The coordinator's audit log cannot be written.")
             return
-
-        async def again() -> Any:
-            return parts.pop(0) if parts else await receive()
 
         async def hold(message: Any) -> None:
             sent.append(message)
@@ -51,7 +47,8 @@ class Audit:
         finally:
             status = next((part["status"] for part in sent if "status" in part), 500)
             event = "done" if status < 400 else "refused"
-            answer = _named(call, "Response", sent) if event == "done" else {}
+            answered = b"".join(part.get("body", b"") for part in sent)
+            answer = _named(call, "Response", answered) if event == "done" else {}
             await self._written({"event": event, **line, **answer, "status": status})
         for message in sent:
             await send(message)
@@ -67,17 +64,17 @@ class Audit:
         return True
 
 
-def _named(call: str, kind: str, parts: list[Any]) -> dict[str, str]:
+def _named(call: str, kind: str, body: bytes) -> dict[str, str]:
     """The run, the node and the submitter that a call or its answer names, as far as it can be read."""
     from flwr.proto import control_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
     described = getattr(control_pb2, "".join(word.title() for word in call.split("-")) + kind, None)
     try:
-        message = described.FromString(b"".join(part.get("body", b"") for part in parts)) if described else None
+        message = described.FromString(body) if described else None
     except DecodeError:
         return {}
     settings = getattr(message, "override_config", {})
-    by = settings["participation.submitter"].string if "participation.submitter" in settings else ""
+    by = settings[SUBMITTER].string if SUBMITTER in settings else ""
     values = {"by": by} | {key: getattr(message, field, None) for field, key in _NAMED.items()}
     return {key: str(value)[:100] for key, value in values.items() if value}

@@ -15,6 +15,9 @@ Scope = dict[str, Any]
 App = Callable[[Scope, Any, Any], Awaitable[None]]
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
+CONTROL = "/v1/control/"
+#: How calls of the control begin that change nothing.
+READING = ("list-", "get-", "show-", "stream-", "pull-")
 _OPEN = ("/v1/fleet/",)  # authenticated by the node's key
 _HEALTH = ("/health",)
 
@@ -29,24 +32,48 @@ class Gate:
         if scope["type"] == "lifespan" or self._may(scope):
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": [(b"content-type", b"text/plain")]})
-            await send({"type": "http.response.body", "body": b"Only the coordinator's own machine may ask this."})
+            await refuse(send, 403, "Only the coordinator's own machine may ask this.")
 
     def _may(self, scope: Scope) -> bool:
         path = str(scope.get("path", ""))
-        return path.startswith(_OPEN) or path in _HEALTH or self._trusted(scope.get("client"), scope.get("server"))
+        return path.startswith(_OPEN) or path in _HEALTH or from_here(scope) or self._named(scope)
 
-    def _trusted(self, client: Any, server: Any) -> bool:
+    def _named(self, scope: Scope) -> bool:
         try:
-            address = _address(client[0])
-            # A machine that connects to its own address is itself: nobody else can answer there.
-            return (
-                address.is_loopback
-                or address == _address(server[0])
-                or any(address in network for network in self.control_from)
-            )
-        except (TypeError, ValueError, IndexError):
+            address = _address((scope.get("client") or [""])[0])
+        except (TypeError, ValueError):
             return False
+        return any(address in network for network in self.control_from)
+
+
+def from_here(scope: Scope) -> bool:
+    """Whether a call comes from the machine itself; one that connects to its own address is, for nobody else answers there."""
+    try:
+        address = _address((scope.get("client") or [""])[0])
+        return address.is_loopback or address == _address((scope.get("server") or [""])[0])
+    except (TypeError, ValueError):
+        return False
+
+
+async def refuse(send: Any, status: int, why: str) -> None:
+    """Answers a call with a status and a sentence."""
+    await send(
+        {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}
+    )
+    await send({"type": "http.response.body", "body": why.encode()})
+
+
+async def whole(receive: Any) -> tuple[bytes, Callable[[], Awaitable[Any]]]:
+    """All that a call sends, and what receives it again for who comes next."""
+    parts = [await receive()]
+    while parts[-1].get("more_body"):
+        parts.append(await receive())
+    body = b"".join(part.get("body", b"") for part in parts)
+
+    async def again() -> Any:
+        return parts.pop(0) if parts else await receive()
+
+    return body, again
 
 
 def networks(text: str) -> list[Network]:

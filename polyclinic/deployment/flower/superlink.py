@@ -16,6 +16,7 @@ from polyclinic.deployment.environment import watch_certificates
 from polyclinic.deployment.flower import patch
 from polyclinic.deployment.flower.audit import Audit
 from polyclinic.deployment.flower.gate import Gate, networks
+from polyclinic.deployment.flower.keys import Keys
 from polyclinic.deployment.flower.refusals import explain
 
 
@@ -38,12 +39,12 @@ def main() -> None:
 def guard(control_from: str, audited: Path | None = None) -> None:
     """Put the gate before every SuperLink that this process makes; ends the process where Flower has no place for it.
 
-    audited: the folder of the audit log, None for none.
+    audited: the folder of the audit log, which lies in the coordinator's own; None where there is neither.
     """
     from flwr.superlink import extensions
 
     layers = [Middleware(Gate, control_from=networks(control_from))]
-    layers += [Middleware(Audit, state=audited)] if audited else []
+    layers += [Middleware(Keys, folder=audited.parent), Middleware(Audit, state=audited)] if audited else []
     purpose = "the gate, without which anybody could submit runs"
     patch(extensions, "get_middleware", lambda _: lambda: tuple(layers), purpose)
 

@@ -25,6 +25,7 @@ from polyclinic.deployment.flower.refusals import SET, clock_difference, is_refu
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.deployment.journal import read_journal
 from polyclinic.deployment.monitoring.status import held_out_status, ledger_status
+from polyclinic.deployment.submitters import own_key
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import count_records
 from polyclinic.errors import PolyclinicError
@@ -172,7 +173,7 @@ def _kept_time() -> Outcome:
 
 
 def _nodes(address: str, ca: Path) -> Outcome:
-    with control(address, ca) as client:
+    with control(address, ca, own_key()) as client:
         registered = [node for node in nodes(client) if node["revoked"] is None]
     away = [f"{node['name']} is {node['status']}" for node in registered if node["status"] != "online"]
     return WARNING if away else OK, ", ".join([f"the SuperLink answers, {len(registered)} nodes are registered", *away])

@@ -62,8 +62,8 @@ _FIXED = ("delta", "relation", "unit", "records")
 
 @dataclass(frozen=True)
 class Limit:
-    """What some runs may cost together at the ledger's delta: the run that is charged, ``runs``, and all that were charged within
-    ``days``.
+    """What some runs may cost together at the ledger's delta: the run that is charged, and those of ``runs`` that were charged
+    within ``days``. Without ``runs`` it is all, and with no ``days`` the run alone.
 
     ``epsilon`` is counted as under a budget of its own, with all that the runs have declared. ``whose``: who may spend it, as a
     refusal begins.
@@ -71,7 +71,7 @@ class Limit:
 
     epsilon: float
     whose: str = "The run"
-    runs: frozenset[str] = frozenset()
+    runs: frozenset[str] | None = None
     days: float = 0.0
 
 
@@ -375,18 +375,19 @@ def _charged_before(db: sqlite3.Connection, site: str, charge: Charge) -> float 
 
 
 def _with_recent(db: sqlite3.Connection, site: str, limit: Limit) -> Limit:
-    """The limit with the runs of which the site was charged within its days."""
+    """The limit with those of its runs alone of which the site was charged within its days."""
     if not limit.days:
-        return limit
+        return replace(limit, runs=frozenset())
     since = (datetime.now(UTC) - timedelta(days=limit.days)).isoformat(timespec="microseconds")
     rows = db.execute("SELECT DISTINCT run FROM events WHERE site = ? AND time >= ?", (site, since))
-    return replace(limit, runs=limit.runs | {run for (run,) in rows}, days=0.0)
+    recent = frozenset(run for (run,) in rows)
+    return replace(limit, runs=recent if limit.runs is None else limit.runs & recent)
 
 
 def _afford(terms: Terms, past: History, total: History, charge: Charge) -> float | BudgetRefused:
     for limit in charge.limits if total != past else ():
         # As under a budget of its own, by the tight accountant, as runs are calibrated.
-        among = tuple(block for block in total if block.run == charge.run or block.run in limit.runs)
+        among = tuple(block for block in total if block.run == charge.run or block.run in (limit.runs or ()))
         own = replace(terms, accountant="pld", budget=limit.epsilon * _ROUNDING)
         if not is_affordable(among, own):
             return BudgetRefused(

@@ -1,0 +1,85 @@
+"""Whose runs the hospital takes: where its policy names submitters, those that one of them has signed.
+
+A signature is good for the first run that brings it. Which run that was is written down in the hospital's home, so that a
+coordinator cannot submit the same again under another name, and the limits of a submitter count all of hers.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from pathlib import Path
+
+from polyclinic.client.home.hospital import Hospital
+from polyclinic.config import RunConfig
+from polyclinic.ehr.schema import Schema
+from polyclinic.errors import BudgetRefused, DataError
+from polyclinic.files import SECRET, write_file
+from polyclinic.releases.kinds import question_of_key, write_question
+from polyclinic.releases.survey import Survey
+from polyclinic.wire.messages import Request
+from polyclinic.wire.submissions import submission
+
+FOLDER = "submissions"
+
+
+def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> None:
+    """Checks that a submitter of the policy signed the run, and writes down that the signature is this run's.
+
+    Args:
+        hospital: The hospital, whose policy may name submitters.
+        request: The message, with the run's name and, for a query of its own, its question.
+        config: The configuration as it came from Flower.
+
+    Raises:
+        BudgetRefused: The policy names submitters and none of them signed the run, or the signature is another run's.
+        DataError: What was written down cannot be read.
+    """
+    submitters, name = hospital.policy.submitters, config.participation.submitter
+    if not submitters:
+        return
+    if name not in submitters:
+        whose = repr(name) if name else "somebody without a name"
+        raise BudgetRefused(
+            f"{hospital.site}: the policy takes runs that one of its submitters signed, and this one is of {whose}."
+        )
+    identity = submission(config, bytes.fromhex(submitters[name].key))
+    if not identity:
+        raise BudgetRefused(
+            f"{hospital.site}: the run's settings are not signed with the key that the policy has of {name!r}; submit it with "
+            "--key, through a coordinator that changes no setting."
+        )
+    question = str(getattr(request, "question", ""))
+    if question and question != _question(config, hospital.schema):
+        raise BudgetRefused(f"{hospital.site}: {name!r} signed another question than this one.")
+    path = hospital.home / FOLDER / f"{identity}.json"
+    if not path.exists():
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):  # another message of the run was quicker
+            write_file(path, json.dumps({"run": request.run, "submitter": name}), mode=SECRET, exclusive=True)
+    if (run := _read(path)["run"]) != request.run:
+        raise BudgetRefused(
+            f"{hospital.site}: run {run!r} has used this signature of {name!r} already; each run needs its own."
+        )
+
+
+def submitted_runs(home: Path, submitter: str) -> frozenset[str]:
+    """The names of all runs here that a person has submitted. Raises DataError for a file that cannot be read."""
+    submissions = map(_read, (home / FOLDER).glob("[!.]*.json"))
+    return frozenset(entry["run"] for entry in submissions if entry["submitter"] == submitter)
+
+
+def _question(config: RunConfig, schema: Schema) -> str:
+    """The question of the configuration, as a coordinator that knows the schema asks it; empty where it has none."""
+    if not config.question:
+        return ""
+    question = question_of_key(config.question)
+    return write_question(question.of(schema) if isinstance(question, Survey) and not question.columns else question)
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {"run": str(content["run"]), "submitter": str(content["submitter"])}
+    except (OSError, ValueError, TypeError, KeyError):
+        raise DataError(f"{path} cannot be read as a submission; restore it from a backup.") from None

@@ -22,6 +22,7 @@ from polyclinic.privacy.accounting import usual_delta
 from polyclinic.toml import read_model
 
 FILE, NODE = "hospital.toml", "node.toml"
+_PEOPLE = "submitters"  # a table of the policy, which is last in the file
 
 
 class NodeFile(FolderFile):
@@ -159,7 +160,7 @@ def hospital_files(
     """
     if not site.strip():
         raise ConfigError("The site needs a name.")
-    values = {name: value.default for name, value in Policy.model_fields.items()} | {
+    values = {name: value.default for name, value in Policy.model_fields.items() if name != _PEOPLE} | {
         "budget": budget, "delta": delta, "allowed_runs": (INSTALLED,),
     }  # fmt: skip
     Policy.build(values, "The hospital")
@@ -240,4 +241,10 @@ home = "home"
 {f"{chr(10)}[source]{chr(10)}{source}" if source else ""}
 # The server can only ask; this decides.
 [policy]
-{commented(policy, _MEANINGS)}"""
+{commented(policy, _MEANINGS)}
+# Whose runs are taken, by the key that `polyclinic coordinator submitter new` printed; with nobody here, anybody's.
+# [policy.{_PEOPLE}.ada]
+# key = "…"
+# most-epsilon-per-run = inf
+# most-epsilon-per-month = inf
+"""

@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import quote
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, RootModel
@@ -83,7 +84,7 @@ class SubmitterKey:
         """
         time, nonce = datetime.now(UTC).isoformat(), secrets.token_hex(16)
         signature = sign(self.private, _statement(self.name, time, nonce, path, body)).hex()
-        return {NAME_HEADER: self.name, SIGNATURE_HEADER: f"{time} {nonce} {signature}"}
+        return {NAME_HEADER: quote(self.name), SIGNATURE_HEADER: f"{time} {nonce} {signature}"}
 
 
 class SigningInterceptor:

@@ -1,23 +1,35 @@
 """Flower's own SuperLink application, asked from afar and from its own machine."""
 
 import asyncio
+import hashlib
+import io
 import json
+import stat
+import zipfile
 from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 from fastapi import FastAPI
-from flwr.proto.control_pb2 import RegisterNodeRequest, StopRunRequest
+from flwr.common.serde import user_config_to_proto
+from flwr.proto.control_pb2 import ListRunsRequest, RegisterNodeRequest, StartRunRequest, StopRunRequest
+from flwr.proto.fab_pb2 import Fab
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.constant import NOOP_FEDERATION_ID, TaskType
 from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
 from flwr.superlink import extensions, main
 from flwr.superlink.servicer.runtime import runtime_handlers
 
+from polyclinic.deployment import submitters as module
+from polyclinic.deployment.bundles import own_bundle
 from polyclinic.deployment.certificates import make_node_key, read_public_key
 from polyclinic.deployment.coordinator import AUDIT
 from polyclinic.deployment.flower.superlink import guard, queue
+from polyclinic.deployment.submitters import FILE, NAME_HEADER, SIGNATURE_HEADER, TOLERANCE, SubmitterKey
+from polyclinic.privacy.secure.signatures import new_identity, public_identity
 
 from .conftest import Cli
 
@@ -102,6 +114,145 @@ def test_each_change_is_in_the_audit_log_with_how_it_ended_and_edits_show(cli: C
     (state / AUDIT).symlink_to("/dev/full")
     assert asked(app, "127.0.0.1", "/v1/control/register-node", node, **PROTOBUF) == 503
     assert asked(app, "127.0.0.1", "/v1/control/stop-run", stop, **PROTOBUF) == 404  # in need a run can be stopped
+
+
+@pytest.fixture
+def keyed(coordinator: Path) -> Iterator[FastAPI]:
+    """A SuperLink's application whose folder lists ada, who may submit, and the admin bob."""
+    own = extensions.get_middleware
+    guard("10.1.0.0/24", coordinator / "state")
+    try:
+        yield main.create_app()
+    finally:
+        extensions.get_middleware = own
+
+
+@pytest.fixture
+def people(cli: Cli, coordinator: Path, tmp_path: Path) -> dict[str, SubmitterKey]:
+    for name, role in (("ada", "submit"), ("bob", "admin"), ("José @ IT", "submit")):
+        made = json.loads(cli("coordinator", "submitter", "new", name, "--out", tmp_path / f"{name}.key", "--json").out)
+        assert cli("coordinator", "submitter", "add", coordinator, name, made["public"], "--role", role).code == 0
+    assert stat.S_IMODE((tmp_path / "ada.key").stat().st_mode) == 0o600
+    return {name: SubmitterKey.read(tmp_path / f"{name}.key") for name in ("ada", "bob", "José @ IT")}
+
+
+def signed(app: FastAPI, key: SubmitterKey, call: str, message: Any, client: str = ADMIN) -> int:
+    body, path = message.SerializeToString(), f"/v1/control/{call}"
+    return asked(app, client, path, body, **PROTOBUF, **key.headers(path, body))
+
+
+def start(submitter: str = "ada", content: bytes | None = None, **settings: Any) -> StartRunRequest:
+    content = fab(own_bundle()) if content is None else content
+    given = {"participation.submitter": submitter, "out": "runs", **settings}
+    return StartRunRequest(
+        fab=Fab(hash_str=hashlib.sha256(content).hexdigest(), content=content),
+        override_config=user_config_to_proto(given),
+    )
+
+
+def fab(project: str, **files: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as bundle:
+        for name, text in {"pyproject.toml": project, ".info/CONTENT": "", **files}.items():
+            bundle.writestr(name, text)
+    return buffer.getvalue()
+
+
+def test_once_people_are_listed_who_has_no_key_may_do_nothing(keyed: FastAPI, people: dict[str, SubmitterKey]) -> None:
+    key = people["bob"]
+    listing, body = "/v1/control/list-runs", ListRunsRequest(limit=5).SerializeToString()
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF) == 401
+    assert asked(keyed, "127.0.0.1", listing, body, **PROTOBUF) == 200  # checks and metrics of the machine itself go on
+    assert (
+        asked(keyed, "127.0.0.1", "/v1/control/stop-run", StopRunRequest(run_id=7).SerializeToString(), **PROTOBUF)
+        == 401
+    )
+    assert asked(keyed, FAR, listing, body, **PROTOBUF, **key.headers(listing, body)) == 403
+    headers = key.headers(listing, body)
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **headers) == 200
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **headers) == 401  # the same call once more
+    for path, sent in ((listing, ListRunsRequest(limit=6).SerializeToString()), ("/v1/control/list-nodes", body)):
+        assert asked(keyed, ADMIN, path, sent, **PROTOBUF, **key.headers(listing, body)) == 401
+    jose = people["José @ IT"]
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **jose.headers(listing, body)) == 200
+    mallory = SubmitterKey("bob", new_identity())
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **mallory.headers(listing, body)) == 401
+    assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **{NAME_HEADER: "bob", SIGNATURE_HEADER: "now"}) == 401
+
+
+@pytest.mark.parametrize("seconds", [-TOLERANCE - 5, TOLERANCE + 5])
+def test_a_call_of_another_time_is_refused(
+    keyed: FastAPI, people: dict[str, SubmitterKey], monkeypatch: pytest.MonkeyPatch, seconds: float
+) -> None:
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) + timedelta(seconds=seconds)
+
+    with monkeypatch.context() as then:
+        then.setattr(module, "datetime", Clock)
+        headers = people["bob"].headers("/v1/control/list-runs", b"")
+    assert asked(keyed, ADMIN, "/v1/control/list-runs", b"", **PROTOBUF, **headers) == 401
+
+
+def test_who_may_submit_starts_and_stops_what_is_hers_and_no_code_of_her_own(
+    keyed: FastAPI, people: dict[str, SubmitterKey], coordinator: Path, cli: Cli
+) -> None:
+    ada, bob = people["ada"], people["bob"]
+    code = fab(own_bundle(), **{"evil.py": "raise SystemExit"})
+    server = fab(own_bundle().replace("polyclinic.server_app:app", "os:system"))
+    settings = fab(own_bundle().replace('out = "runs"', 'out = "/etc"'))
+    node = RegisterNodeRequest(public_key=read_public_key(make_key(coordinator)), name="north")
+    for refused in (
+        start(content=code), start(content=server), start(content=settings), start(content=b""), start("bob"), start(out="/etc"),
+        start(out="runs/../.."), start(**{"tracking.tool": "mlflow"}), start(resume="../../elsewhere"),
+        StartRunRequest(app_spec="a/b", override_config=user_config_to_proto({"participation.submitter": "ada"})),
+    ):  # fmt: skip
+        assert signed(keyed, ada, "start-run", refused) == 403
+    assert signed(keyed, ada, "register-node", node) == 403
+    assert signed(keyed, ada, "start-run", start()) == 200
+    assert signed(keyed, bob, "start-run", start("bob", code)) == 200
+    assert signed(keyed, bob, "start-run", start("ada")) == 403  # nobody signs for others
+    runs = {run.override_config["participation.submitter"]: run.run_id
+            for run in keyed.state.linkstate_factory.state().get_run_info()}  # fmt: skip
+    assert signed(keyed, ada, "stop-run", StopRunRequest(run_id=runs["bob"])) == 403
+    assert signed(keyed, ada, "stop-run", StopRunRequest(run_id=runs["ada"])) == 200
+    assert signed(keyed, bob, "register-node", node) == 200
+    lines = json.loads(cli("coordinator", "audit", coordinator, "--last", 0, "--json").out)["entries"]
+    assert [line["by"] for line in lines if line["event"] == "done"] == ["ada", "bob", "ada", "bob"]
+    assert cli("coordinator", "submitter", "remove", coordinator, "ada").code == 0
+    assert signed(keyed, ada, "start-run", start()) == 401  # at once
+
+
+def test_a_list_that_cannot_be_read_lets_nobody_in(
+    keyed: FastAPI, people: dict[str, SubmitterKey], coordinator: Path
+) -> None:
+    (coordinator / FILE).write_text("[ada]\nrole = 'king'\n")
+    assert signed(keyed, people["bob"], "stop-run", StopRunRequest(run_id=7)) == 503
+
+
+def test_people_are_added_and_removed_with_errors_that_name_what_is_wrong(
+    cli: Cli, coordinator: Path, tmp_path: Path
+) -> None:
+    assert "Nobody is listed" in cli("coordinator", "submitter", "list", coordinator).out
+    public = public_identity(new_identity()).hex()
+    add = ("coordinator", "submitter", "add", coordinator)
+    assert cli(*add, "ada", public).code == 0
+    for name, key, words in [
+        ("ada", "0" * 64, "is listed already"), ("eve", public, "'ada' is listed already"), ("a/b", "0" * 64, "is no name"),
+        ("eve", "xyz", "is no public key"), ("", "0" * 64, "is no name"),
+    ]:  # fmt: skip
+        done = cli(*add, name, key)
+        assert done.code == 2 and words in done.error
+    assert json.loads(cli("coordinator", "submitter", "list", coordinator, "--json").out) == [
+        {"name": "ada", "key": public, "role": "submit"}
+    ]
+    gone = cli("coordinator", "submitter", "remove", coordinator, "eve")
+    assert gone.code == 2 and "Nobody is listed as 'eve'; listed are ada." in gone.error
+    (tmp_path / "bad.key").write_text("name = 'ada'\nprivate = 'secret'\n")
+    bad = cli("coordinator", "runs", coordinator, "--key", tmp_path / "bad.key")
+    assert bad.code == 2 and "secret" not in bad.error.replace("bad.key", "")
+    assert cli("coordinator", "submitter", "new", "ada", "--out", tmp_path / "bad.key").code == 2
 
 
 def make_key(folder: Path) -> Path:

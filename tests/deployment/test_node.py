@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 
-from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.client.home.policy import HospitalFile, Policy, Submitter
 from polyclinic.client.home.records import own_records
 from polyclinic.ehr.schema import Schema
 from tests.deployment.monitoring.test_metrics import checked
@@ -30,10 +30,19 @@ def test_the_policy_written_is_the_strict_one_with_a_line_for_each_key(hospital:
     text = (hospital / "hospital.toml").read_text()
     policy = Policy.build(HospitalFile.read(hospital / "hospital.toml").policy, "x")
     assert policy == Policy(budget=2.0, delta=1e-3, allowed_runs=("installed",))
-    lines = text[text.index("[policy]") :].splitlines()[1:]
-    keys = {key.replace("_", "-") for key in Policy.model_fields}
+    lines = text[text.index("[policy]") :].split("\n\n")[0].splitlines()[1:]
+    keys = {key.replace("_", "-") for key in Policy.model_fields} - {"submitters"}
     assert {line.split(" = ")[0] for line in lines[1::2]} == keys and len(lines) == 2 * len(keys)
     assert all(line.startswith("# ") and line.endswith(".") for line in lines[::2])
+
+
+def test_the_lines_on_submitters_hold_once_their_marks_are_taken_away(hospital: Path) -> None:
+    text = (hospital / "hospital.toml").read_text()
+    for line in text[text.index("# [policy.submitters") :].splitlines():
+        text = text.replace(line, line.removeprefix("# ").replace("…", "a" * 64))
+    (hospital / "hospital.toml").write_text(text)
+    policy = Policy.build(HospitalFile.read(hospital / "hospital.toml").policy, "x")
+    assert policy.submitters == {"ada": Submitter(key="a" * 64)}
 
 
 def test_the_node_s_key_is_the_owner_s_alone_and_its_public_half_is_what_the_coordinator_takes(hospital: Path) -> None:

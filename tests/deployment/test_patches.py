@@ -16,6 +16,7 @@ from polyclinic.deployment import flower
 # What Flower 1.41 has in each place: the first digits of the SHA-256 of its source. Where one differs, read what is new there,
 # and whether the change of ours still does what `polyclinic.deployment.flower` says of it, before the digits are replaced.
 SOURCES = {
+    "cli.utils.CliClientHttpInterceptor": "3bacb42f738c",
     "supercore.superexec.run_superexec.get_executor": "891abfc53747",
     "superlink.extensions.get_middleware": "37012f4eb789",
     "superlink.servicer.runtime.runtime_handlers.acquire_task": "bd7f7507d885",

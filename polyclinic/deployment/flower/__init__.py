@@ -3,6 +3,7 @@
 Each is made by ``patch`` and says why it is there. A test holds what Flower has in each place to what it had in 1.41, so that a
 new Flower is looked at before it is allowed.
 
+- ``cli.utils``: ``CliClientHttpInterceptor``, by ``cli.main``. Flower's open command line signs nothing that it asks.
 - ``supercore.superexec.run_superexec``: ``get_executor`` and ``time``, by ``executor.main``. Flower starts a new Python for each
   message and polls at fixed pauses.
 - ``superlink.extensions``: ``get_middleware``, by ``superlink.guard``. Whoever reaches the port could submit runs.

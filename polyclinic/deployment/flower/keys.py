@@ -11,6 +11,7 @@ import asyncio
 import time
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import polyclinic
 from polyclinic.config import RunConfig
@@ -48,7 +49,7 @@ class Keys:
             return
         body, again = await whole(receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        name, signature = headers.get(NAME_HEADER, ""), headers.get(SIGNATURE_HEADER, "")
+        name, signature = unquote(headers.get(NAME_HEADER, "")), headers.get(SIGNATURE_HEADER, "")
         if why := problem(listed, name, signature, path, body) or self._again(signature):
             await refuse(send, 401, why)
         elif why := await asyncio.to_thread(self._beyond, listed[name], name, call, body, scope):

@@ -7,7 +7,6 @@ control from the coordinator's machine or its networks may use all of it.
 from __future__ import annotations
 
 import os
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,9 +23,9 @@ from polyclinic.config import SUBMITTER_NAME
 from polyclinic.deployment.files import replace
 from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, several
-from polyclinic.files import PUBLIC, SECRET, NewFile
+from polyclinic.files import PUBLIC, SECRET, NewFile, check_new
 from polyclinic.privacy.secure.signatures import is_signed, new_identity, public_identity, sign
-from polyclinic.toml import read_model
+from polyclinic.toml import checked, read_model
 
 FILE = "submitters.toml"
 #: The environment variable that names the file of the submitter's own key.
@@ -50,11 +49,20 @@ class _Submitters(RootModel[dict[str, Submitter]]):
     pass
 
 
-class _KeyFile(BaseModel):
+class _Named(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(min_length=1, max_length=100, pattern=SUBMITTER_NAME)
+
+
+class _KeyFile(_Named):
     private: str = Field(pattern="^[0-9a-f]{64}$")
+
+
+class PublicKey(_Named):
+    """What a person gives away: a name and an Ed25519 public key in hexadecimal."""
+
+    key: str = Field(pattern="^[0-9a-f]{64}$")
 
 
 @dataclass(frozen=True)
@@ -105,13 +113,21 @@ def own_key(path: Path | None = None) -> SubmitterKey | None:
     return SubmitterKey.read(Path(named)) if named else None
 
 
-def new_key(path: Path, name: str) -> SubmitterKey:
-    """Makes a key in a new file that its owner alone can read. Raises ConfigError for a bad name or a file that is there."""
-    check_name(name)
-    if os.path.lexists(path):
-        raise ConfigError(f"{path} is there already, and nothing is overwritten; name another file.")
-    key = SubmitterKey(name, new_identity())
-    replace({path: NewFile(tomli_w.dumps({"name": name, "private": key.private.hex()}), SECRET)})
+def new_key(name: str, path: Path) -> SubmitterKey:
+    """Makes a key in a new file that its owner alone can read, and its public half beside it.
+
+    Args:
+        name: The person's name.
+        path: The new file, as ``ada.key``; the public half is ``ada.pub``.
+
+    Raises:
+        ConfigError: The name is bad, or a file is there already.
+    """
+    key, public_file = SubmitterKey(name, new_identity()), path.with_suffix(".pub")
+    public = checked(PublicKey, {"name": name, "key": key.public}, "The new key")
+    check_new([path, public_file])
+    private = tomli_w.dumps({"name": name, "private": key.private.hex()})
+    replace({path: NewFile(private, SECRET), public_file: NewFile(tomli_w.dumps(public.model_dump()), PUBLIC)})
     return key
 
 
@@ -121,44 +137,31 @@ def submitters(folder: Path) -> dict[str, Submitter]:
     return read_model(_Submitters, path, "list of submitters").root if path.exists() else {}
 
 
-def add_submitter(folder: Path, name: str, key: str, role: Role) -> None:
-    """Lists a person in a coordinator's folder.
+def add_submitter(folder: Path, file: Path, role: Role) -> PublicKey:
+    """Lists a person in a coordinator's folder; returns the name and the key.
 
     Args:
         folder: The coordinator's folder.
-        name: The person's name, as in the key.
-        key: The public key, 64 hexadecimal digits.
+        file: The file of the person's public key.
         role: What the person may do.
 
     Raises:
-        ConfigError: The name or the key is bad, or is listed already.
+        ConfigError: There is no public key in the file, or name or key are listed already.
     """
-    check_name(name)
-    if not re.fullmatch("[0-9a-f]{64}", key):
-        raise ConfigError(
-            f"{key!r} is no public key: it has 64 digits of 0 to 9 and a to f, as `submitter new` prints them."
-        )
-    listed = submitters(folder)
-    same = [other for other, submitter in listed.items() if other == name or submitter.key == key]
+    public, listed = read_model(PublicKey, file, "public key", secret=True), submitters(folder)
+    same = [name for name, submitter in listed.items() if name == public.name or submitter.key == public.key]
     if same:
         raise ConfigError(f"{same[0]!r} is listed already with this name or this key; `submitter remove` ends that.")
-    _write(folder, {**listed, name: Submitter(key=key, role=role)})
+    _write(folder, {**listed, public.name: Submitter(key=public.key, role=role)})
+    return public
 
 
 def remove_submitter(folder: Path, name: str) -> None:
-    """Ends a person's rights at once. Raises ConfigError for one who is not listed, and for the last admin beside others."""
+    """Ends a person's rights at once. Raises ConfigError for one who is not listed."""
     listed = submitters(folder)
     if name not in listed:
         raise ConfigError(f"Nobody is listed as {name!r}; listed are {several(listed) or 'none'}.")
     _write(folder, {other: submitter for other, submitter in listed.items() if other != name})
-
-
-def check_name(name: str) -> None:
-    """Raises ConfigError for what cannot be a submitter's name."""
-    if not name or len(name) > 100 or not re.fullmatch(SUBMITTER_NAME, name):
-        raise ConfigError(
-            f"{name!r} is no name for a submitter: it has 1 to 100 letters, digits, spaces, '.', '@', '_' or '-'."
-        )
 
 
 def problem(listed: Mapping[str, Submitter], name: str, signature: str, path: str, body: bytes) -> str:

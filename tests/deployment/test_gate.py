@@ -29,7 +29,7 @@ from polyclinic.deployment.certificates import make_node_key, read_public_key
 from polyclinic.deployment.coordinator import AUDIT
 from polyclinic.deployment.flower.superlink import guard, queue
 from polyclinic.deployment.submitters import FILE, NAME_HEADER, SIGNATURE_HEADER, TOLERANCE, SubmitterKey
-from polyclinic.privacy.secure.signatures import new_identity, public_identity
+from polyclinic.privacy.secure.signatures import new_identity
 
 from .conftest import Cli
 
@@ -130,8 +130,8 @@ def keyed(coordinator: Path) -> Iterator[FastAPI]:
 @pytest.fixture
 def people(cli: Cli, coordinator: Path, tmp_path: Path) -> dict[str, SubmitterKey]:
     for name, role in (("ada", "submit"), ("bob", "admin"), ("José @ IT", "submit")):
-        made = json.loads(cli("coordinator", "submitter", "new", name, "--out", tmp_path / f"{name}.key", "--json").out)
-        assert cli("coordinator", "submitter", "add", coordinator, name, made["public"], "--role", role).code == 0
+        assert cli("coordinator", "submitter", "new", name, "--out", tmp_path / f"{name}.key").code == 0
+        assert cli("coordinator", "submitter", "add", coordinator, tmp_path / f"{name}.pub", "--role", role).code == 0
     assert stat.S_IMODE((tmp_path / "ada.key").stat().st_mode) == 0o600
     return {name: SubmitterKey.read(tmp_path / f"{name}.key") for name in ("ada", "bob", "José @ IT")}
 
@@ -235,15 +235,20 @@ def test_people_are_added_and_removed_with_errors_that_name_what_is_wrong(
     cli: Cli, coordinator: Path, tmp_path: Path
 ) -> None:
     assert "Nobody is listed" in cli("coordinator", "submitter", "list", coordinator).out
-    public = public_identity(new_identity()).hex()
-    add = ("coordinator", "submitter", "add", coordinator)
-    assert cli(*add, "ada", public).code == 0
+    made = json.loads(cli("coordinator", "submitter", "new", "ada", "--out", tmp_path / "ada.key", "--json").out)
+    add, public = ("coordinator", "submitter", "add", coordinator), made["key"]
+    assert public == SubmitterKey.read(tmp_path / "ada.key").public
+    assert cli(*add, tmp_path / "ada.pub").code == 0
     for name, key, words in [
-        ("ada", "0" * 64, "is listed already"), ("eve", public, "'ada' is listed already"), ("a/b", "0" * 64, "is no name"),
-        ("eve", "xyz", "is no public key"), ("", "0" * 64, "is no name"),
+        ("ada", "0" * 64, "'ada' is listed already"), ("eve", public, "'ada' is listed already"), ("a/b", "0" * 64, "name"),
+        ("eve", "xyz", "key"), ("", "0" * 64, "name"),
     ]:  # fmt: skip
-        done = cli(*add, name, key)
+        (tmp_path / "other.pub").write_text(f"name = '{name}'\nkey = '{key}'\n")
+        done = cli(*add, tmp_path / "other.pub")
         assert done.code == 2 and words in done.error
+    private = cli(*add, tmp_path / "ada.key")
+    assert private.code == 2 and SubmitterKey.read(tmp_path / "ada.key").private.hex() not in private.error
+    assert cli("coordinator", "submitter", "new", "a/b", "--out", tmp_path / "other.key").code == 2
     assert json.loads(cli("coordinator", "submitter", "list", coordinator, "--json").out) == [
         {"name": "ada", "key": public, "role": "submit"}
     ]

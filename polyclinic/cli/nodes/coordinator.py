@@ -273,39 +273,38 @@ def submit(
 @submitter.command("new")
 def new_submitter(
     name: Name,
-    file: Annotated[Path, typer.Option("--out", help="The new file, which only you can read.")],
+    file: Annotated[Path, typer.Option("--out", help="The new file, as ada.key; its public half is ada.pub.")],
     as_json: Json = False,
 ) -> None:
-    """Make a key of your own; the administrators of the coordinator and of the hospitals get its public half alone."""
+    """Make a key of your own, and its public half for administrators of the coordinator and of hospitals that ask for it."""
     with loading():
+        from polyclinic.deployment.files import quoted
         from polyclinic.deployment.submitters import new_key
 
-    key = new_key(file, name)
+    key, public = new_key(name, file), file.with_suffix(".pub")
     answer(
-        as_json, {"name": name, "file": str(file), "public": key.public}, f"{file} holds the key of {name!r}. Its public half:",
-        key.public, "Give that to the coordinator, for `polyclinic coordinator submitter add`, and to hospitals that ask for it.",
+        as_json, {"name": name, "file": str(file), "public": str(public), "key": key.public},
+        f"{file} is your key: keep it to yourself. {public} goes to the coordinator, for `coordinator submitter add`.",
+        "A hospital that asks for it writes into hospital.toml:", f"[policy.submitters.{quoted(name)}]", f'key = "{key.public}"',
     )  # fmt: skip
 
 
 @submitter.command("add")
 def add_submitter(
     folder: Folder,
-    name: Name,
-    public: Annotated[str, typer.Argument(help="The public key, as `submitter new` prints it.")],
+    file: Annotated[Path, typer.Argument(metavar="PUB", help="The person's public key, as `submitter new` made it.")],
     role: Annotated[
         Role, typer.Option(help="submit: runs without code of their own, and what is theirs; admin: everything.")
     ] = Role.SUBMIT,
     as_json: Json = False,
 ) -> None:
-    """Let a person use the coordinator; once anybody is listed, whoever has no key may do nothing. It holds at once."""
+    """Let a person use the coordinator. Once anybody is listed, whoever has no key may change nothing. It holds at once."""
     with loading():
         from polyclinic.deployment.submitters import add_submitter as add
 
-    add(_read(folder).folder, name, public, role.value)
+    public = add(_read(folder).folder, file, role.value)
     answer(
-        as_json,
-        {"name": name, "public": public, "role": role.value},
-        f"{name!r} is listed, with the role {role.value}.",
+        as_json, {**public.model_dump(), "role": role.value}, f"{public.name!r} is listed, with the role {role.value}."
     )
 
 

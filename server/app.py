@@ -51,11 +51,9 @@ def coordinate(
     with folder.held():
         watcher = Tracked(progress or Progress(), config, folder.path, resume)
         watcher.opened(folder.path)
+        places = Places(folder.sites, folder.checkpoint, folder.server_ledger, folder.waiting_file)
         try:
-            outcome = federate(
-                grid, config, folder.name, Places(folder.sites, folder.checkpoint, folder.server_ledger), resume=resume,
-                progress=watcher,
-            )  # fmt: skip
+            outcome = federate(grid, config, folder.name, places, resume=resume, progress=watcher)
         except BaseException:
             watcher.stopped()
             raise

@@ -43,7 +43,7 @@ from polyclinic.server.exchange.learning import Learning
 from polyclinic.server.exchange.noise import check_noise
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.exchange.updates import origin_of
-from polyclinic.server.phases.enrolment import enrol, enrol_request, settle
+from polyclinic.server.phases.enrolment import ApprovalWait, enrol, enrol_request, settle
 from polyclinic.server.phases.evaluation import METRICS, ask_private, count_lost_metrics, evaluate_here
 from polyclinic.server.phases.joining import unlike
 from polyclinic.server.phases.model import check_messages, check_model, engine_of
@@ -131,11 +131,13 @@ class Places:
     home: Folder where simulated hospitals keep their ledgers.
     checkpoint: File that is written after each round, its history beside it; None where the run cannot go on.
     server_ledger: File that is charged for what is released of whole hospitals; None where nothing is.
+    waiting: File that names the hospitals where somebody must approve the run, while it waits for them; None writes none.
     """
 
     home: Path
     checkpoint: Path | None = None
     server_ledger: Path | None = None
+    waiting: Path | None = None
 
 
 def federate(
@@ -166,7 +168,7 @@ def federate(
     program = program_of(config)
     before = load_checkpoint(checkpoint) if resume and checkpoint else None
     privacy = calibrate(config) if config.privacy.dp else None
-    enrolled = _enrol(grid, config, run, home, privacy, before[0] if before else None, choose)
+    enrolled = _enrol(grid, config, run, places, privacy, before[0] if before else None, choose)
     base = _strategy(config, len(enrolled.sites))
     if config.central.on:
         central_plan(config, [site.name for site in enrolled.sites])
@@ -240,7 +242,7 @@ class _Enrolled:
 
 
 def _enrol(
-    grid: Grid, config: RunConfig, run: str, home: Path, privacy: PrivacyPlan | None, state: RunState | None,
+    grid: Grid, config: RunConfig, run: str, places: Places, privacy: PrivacyPlan | None, state: RunState | None,
     choose: Callable[[Site], bool],
 ) -> _Enrolled:  # fmt: skip
     """Ask who is there. ``state``: of a run that goes on. Raises ConfigError where too few can take part."""
@@ -248,8 +250,8 @@ def _enrol(
     own = {int(hospital["node"]): name for name, hospital in state.hospitals.items()} if state else {}
     wanted = config.participation.min_sites if own else max(config.sites, config.participation.min_sites)
     simulates = not own and getattr(grid, "simulates", True)
-    request = enrol_request(run, str(home), privacy, local_half=program_of(config).has_local_half)
-    wait = config.participation.approval_wait
+    request = enrol_request(run, str(places.home), privacy, local_half=program_of(config).has_local_half)
+    wait = ApprovalWait(config.participation.approval_wait, places.waiting)
     answered, absent = enrol(grid, request, wanted, config.timeout, own or None, simulates, wait)
     unfit = {site.name: why for site in answered if (why := unlike(site, config)) is not None}
     sites = [site for site in answered if choose(site) and site.name not in unfit]

@@ -21,13 +21,13 @@ from polyclinic.releases.survey import Survey
 from polyclinic.runs.folder import RESULTS, Run
 from polyclinic.runs.json_text import json_text
 from polyclinic.server.exchange.sites import Site, put
-from polyclinic.server.phases.enrolment import enrol, enrol_request
+from polyclinic.server.phases.enrolment import NO_WAIT, ApprovalWait, enrol, enrol_request
 from polyclinic.wire.arrays import from_record
 from polyclinic.wire.messages import ASK, RECORD, AskRequest
 
 
 def ask(
-    grid: Grid, question: Question, request: AskRequest, timeout: float, approval_wait: float = 0.0
+    grid: Grid, question: Question, request: AskRequest, timeout: float, approval: ApprovalWait = NO_WAIT
 ) -> dict[str, Any]:
     """The answer of all hospitals behind ``grid`` to a question, as ``releases.question.statement`` has it.
 
@@ -39,7 +39,7 @@ def ask(
         question: The question.
         request: Holds the question, and goes to every hospital with its own ``site``.
         timeout: For how many seconds replies are waited for.
-        approval_wait: For how many seconds hospitals where a person must approve the question are asked again.
+        approval: For how long hospitals where a person must approve the question are asked again.
 
     Raises:
         ConfigError: The question is impossible.
@@ -56,7 +56,7 @@ def ask(
         question.plan(schema, pricing)
     if any(site.asks_people for site in sites):
         asked = enrol_request(request.run, request.home, trains=False, question=request.question)
-        sites, absent = enrol(grid, asked, 1, timeout, approval_wait=approval_wait)
+        sites, absent = enrol(grid, asked, 1, timeout, approval=approval)
     exchange = put(grid, sites, ASK, request, timeout)
     if not exchange.replies:
         reasons = whose(((site.name, reason) for site, reason in exchange.dropped), between=" ")
@@ -82,7 +82,8 @@ def answer_run(grid: Grid, config: RunConfig, folder: Run) -> None:
     request = AskRequest(run=folder.name, site=0, home=str(folder.sites), question=write_question(question))
     with folder.held():
         log(INFO, "%s%s", RESULTS, folder.path)
-        answer = ask(grid, question, request, config.timeout, config.participation.approval_wait)
+        wait = ApprovalWait(config.participation.approval_wait, folder.waiting_file)
+        answer = ask(grid, question, request, config.timeout, wait)
         write_file(folder.answer_file, json_text(answer_as_json(answer)))
 
 

@@ -1,7 +1,7 @@
 """Whose runs the hospital takes: where its policy names submitters, those that one of them has signed.
 
 A signature is good for the first run that brings it. Which run that was is written down in the hospital's home, so that a
-coordinator cannot submit the same again under another name, and the limits of a submitter count all of hers.
+coordinator cannot submit the same again under another name, and the limits of a submitter count all of their runs.
 """
 
 from __future__ import annotations

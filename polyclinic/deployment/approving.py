@@ -13,6 +13,7 @@ from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.deployment.monitoring.status import ledger_status
 from polyclinic.errors import ConfigError
 from polyclinic.releases.kinds import read_question
+from polyclinic.wire.submissions import SUBMITTER
 
 #: Digits of the terms' digest by which a person tells runs apart; all of them approve.
 DIGITS = 12
@@ -21,6 +22,7 @@ DIGITS = 12
 def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
     """An approval as JSON, with what the run's configuration says of the most important, and ``leaves``, a sentence a thing.
 
+    ``signed``: whether the policy names the submitter, so that the run was taken with a signature alone.
     ``epsilon`` is None without privacy; "" stands for what settings of another version do not say.
     """
     shown: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "") | {
@@ -39,9 +41,10 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
         shown = dict.fromkeys(shown, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}
         noise = "without noise" if question.epsilon is None else f"with noise for ε = {question.epsilon:g}"
         shown["leaves"] = [f"One answer to the question, {noise}."]
+    submitter = str(approval.settings.get(SUBMITTER, ""))
     return {
         "run": approval.run, "terms": approval.digest, "state": approval.stands(datetime.now(UTC)), **shown,
-        "submitter": str(approval.settings.get("participation.submitter", "")), "code": approval.code,
+        "submitter": submitter, "signed": submitter in policy.submitters, "code": approval.code,
         "settings": approval.settings,
         **{name: getattr(approval, name) for name in ("asked", "decided", "until", "by", "why")},
     }  # fmt: skip

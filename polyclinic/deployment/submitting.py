@@ -104,18 +104,28 @@ def folders_by_run(runs: Path) -> dict[str, Run]:
 
 
 def described_runs(coordinator: Coordinator, client: Any) -> list[dict[str, Any]]:
-    """All runs as ``control.runs``, with the name of each one's ``folder`` and the rounds ``done`` in it, None where there is
-    none yet."""
+    """All runs as ``control.runs``, with what their folders tell, or None where there is none yet.
+
+    ``folder``: its name. ``done``: the rounds done. ``waiting``: the hospitals where somebody must approve a run, whose
+    ``state`` is then waiting.
+    """
     folders = folders_by_run(coordinator.folder / "runs")
-    return [run | (_progress(folders[run["run"]]) if run["run"] in folders else _NO_FOLDER) for run in runs(client)]
+    return [
+        run | (_progress(run["state"], folders[run["run"]]) if run["run"] in folders else _NO_FOLDER)
+        for run in runs(client)
+    ]
 
 
-_NO_FOLDER = {"folder": None, "done": None}
+_NO_FOLDER = {"folder": None, "done": None, "waiting": None}
 
 
-def _progress(folder: Run) -> dict[str, Any]:
+def _progress(state: str, folder: Run) -> dict[str, Any]:
     done = max((row["round"] for row in folder.history()["row"]), default=0)
-    return {"folder": folder.name, "done": done, "rounds": folder.config().rounds}
+    waiting = folder.waits_for if state == "running" else []
+    return {
+        "folder": folder.name, "done": done, "rounds": folder.config().rounds, "waiting": waiting,
+        "state": "waiting" if waiting else state,
+    }  # fmt: skip
 
 
 def stop(caller: Caller, named: str) -> dict[str, Any]:

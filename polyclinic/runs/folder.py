@@ -77,6 +77,8 @@ class Run:
     kept_checkpoints = _Place("checkpoints")
     #: How far a tracker was told of the run.
     tracker_file = _Place("tracker.json")
+    #: The hospitals where somebody must approve the run, while it waits for them.
+    waiting_file = _Place("waiting.json")
     #: What central noise has spent of the hospitals' protection.
     server_ledger = _Place("server-ledger.sqlite")
     sites = _Place("sites")
@@ -249,6 +251,14 @@ class Run:
     def awaits_comparison(self) -> bool:
         """A comparison was asked for and is not made yet."""
         return self._awaited.is_file()
+
+    @property
+    def waits_for(self) -> list[str]:
+        """The hospitals where somebody must approve the run for which it waits now."""
+        try:
+            return list(map(str, json.loads(self.waiting_file.read_text(encoding="utf-8")))) if self.is_held else []
+        except (OSError, ValueError):
+            return []
 
     def way_on(self) -> str:
         """One sentence for a person whose run was stopped or is not to be resumed."""

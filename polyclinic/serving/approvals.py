@@ -113,8 +113,9 @@ def _shown(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, An
     """A run's facts with the rows of its table."""
     share = share_of_budget(run, spends["budget"])
     asks = "no privacy" if run["epsilon"] is None else run["epsilon"]
+    by = "Submitted and signed by" if run["signed"] else "Submitted by, it says"
     rows = [("Task", run["task"]), ("Model", run["model"]), ("Strategy", run["strategy"]), ("Rounds", run["rounds"]),
-            ("ε asked", f"{asks}, {share} of the budget" if share else asks), ("Submitted by, it says", run["submitter"]),
+            ("ε asked", f"{asks}, {share} of the budget" if share else asks), (by, run["submitter"]),
             ("Asked at", run["asked"]), ("Code", run["code"]),
             ("Terms", run["terms"])]  # fmt: skip
     return run | {"rows": [(name, value) for name, value in rows if value != ""]}

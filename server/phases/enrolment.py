@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from logging import INFO, WARNING
+from pathlib import Path
 from typing import Annotated, Literal
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -23,6 +24,7 @@ import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import PolyclinicError, several, whose
+from polyclinic.files import write_file
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.server.calibration import declared_plan
 from polyclinic.server.exchange.prompt import replies_to
@@ -112,9 +114,33 @@ def enrol_request(
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class ApprovalWait:
+    """How long a run waits for hospitals where a person must approve it.
+
+    ``seconds``: at most.
+    ``file``: names them while it waits, for who looks at the run's folder; None names them in the log alone.
+    """
+
+    seconds: float = 0.0
+    file: Path | None = None
+
+    def note(self, hospitals: Sequence[str]) -> None:
+        """Writes down for whom the run waits now, if for anybody."""
+        if self.file is None:
+            return
+        if hospitals:
+            write_file(self.file, json.dumps(sorted(hospitals)))
+        else:
+            self.file.unlink(missing_ok=True)
+
+
+NO_WAIT = ApprovalWait()
+
+
 def enrol(
     grid: Grid, request: EnrolRequest, wanted: int, timeout: float, only: Mapping[int, str] | None = None,
-    simulates: bool = True, approval_wait: float = 0.0,
+    simulates: bool = True, approval: ApprovalWait = NO_WAIT,
 ) -> tuple[list[Site], Dropped]:  # fmt: skip
     """Every hospital that enrols, in a stable order, and those that did not, with their reasons.
 
@@ -129,7 +155,7 @@ def enrol(
         timeout: For how many seconds they are waited for.
         only: Nodes that are asked and the names of their hospitals, None for all.
         simulates: Whether the run may have simulated hospitals.
-        approval_wait: For how many seconds hospitals where a person must approve the run are asked again.
+        approval: For how long hospitals where a person must approve the run are asked again.
 
     Raises:
         PolyclinicError: None enrols.
@@ -152,7 +178,7 @@ def enrol(
         total, asked = total + len(new), asked | more
         registered |= registered_names(grid) if new else {}
     later = _ask(grid, request, more, timeout, registered)
-    _await_approval(grid, request, asked, (early, later), registered, approval_wait)
+    _await_approval(grid, request, asked, (early, later), registered, approval)
     good = [answer for answer in (*early.good, *later.good) if answer[0] < total]
     absent = {**early.erred, **later.erred} | dict.fromkeys((*early.silent, *later.silent), silence(timeout))
     names = only or {}
@@ -271,10 +297,10 @@ def _ask(
 
 def _await_approval(
     grid: Grid, request: EnrolRequest, asked: Mapping[int, int], answers: Sequence[_Answers], names: Mapping[int, str],
-    seconds: float,
+    wait: ApprovalWait,
 ) -> None:  # fmt: skip
     """Ask hospitals where a person must approve the run until all have decided or the time is over; ``answers`` then have it."""
-    deadline, before = time.monotonic() + seconds, ""
+    deadline, before = time.monotonic() + wait.seconds, ""
     while time.monotonic() < deadline and (
         waiting := [name for batch in answers for _, name, _ in batch.waiting.values()]
     ):
@@ -284,6 +310,7 @@ def _await_approval(
         line += f"; refused: {refused}" if refused else ""
         if line != before:
             log(INFO, "Polyclinic: %s", line)
+            wait.note(waiting)
         before = line
         time.sleep(min(_APPROVAL_POLL, max(0.0, deadline - time.monotonic())))
         for batch in answers:
@@ -296,6 +323,7 @@ def _await_approval(
             batch.refused.extend(again.refused)
             batch.unread.extend(again.unread)
             batch.erred.update(again.erred)
+    wait.note([])
 
 
 def _read(replies: Iterable[Message], asked: Mapping[int, int], names: Mapping[int, str]) -> _Answers:

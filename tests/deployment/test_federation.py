@@ -383,13 +383,21 @@ def test_the_administrators_tutorial_goes_from_a_table_to_an_approved_run(cli: C
         [waiting] = wait_for(lambda: tutorial.call("hospital", "pending", north))
         words = {"RUN": waiting["run"], "DIGITS": waiting["terms"]}
         assert tutorial.call("hospital", "status", north)["ledger"]["charges"] == 0 and submitted.poll() is None
+        [held_up] = wait_for(
+            lambda: [run for run in tutorial.call("coordinator", "runs", tutorial.co) if run["waiting"]]
+        )
+        assert held_up["state"] == "waiting" and held_up["waiting"] == ["north"] and held_up["done"] == 0
         tutorial.follow(6, words=words)
         output, _ = submitted.communicate(timeout=240)
         assert (
             submitted.returncode == 0 and "waits for approval at north" in output and "Round 1 of 1: 1 of 1" in output
         )
         [runs, status, journal] = tutorial.follow(7)
-        assert runs[-1]["folder"] == waiting["run"] and 0.5 < status["ledger"]["epsilon"] <= 1.0
+        assert (
+            runs[-1]["folder"] == waiting["run"]
+            and runs[-1]["waiting"] == []
+            and 0.5 < status["ledger"]["epsilon"] <= 1.0
+        )
         assert {"pending", "answered"} <= {entry["event"] for entry in journal["entries"]} and journal["intact"]
         tutorial.follow(8, 9, words=words)
         assert (tmp_path / "backups" / "north" / "home" / "ledger.sqlite").is_file()
@@ -408,6 +416,24 @@ def test_the_administrators_tutorial_goes_from_a_table_to_an_approved_run(cli: C
         asking.join(timeout=200)
         assert set(asked[0]["sites"]) == {"north"} and not asked[0]["dropouts"]
         assert tutorial.call("hospital", "status", north)["ledger"]["charges"] == charges + 1
+
+        # Then the coordinator lists ada, and the hospital takes her runs alone, without further approval.
+        key = tutorial.call("coordinator", "submitter", "new", "ada", "--out", tmp_path / "ada.key")["key"]
+        tutorial.call("coordinator", "submitter", "add", tutorial.co, tmp_path / "ada.pub")
+        own = (north / "hospital.toml").read_text().replace("require-approval = true", "require-approval = false")
+        (north / "hospital.toml").write_text(
+            f'{own}\n[policy.submitters.ada]\nkey = "{key}"\nmost-epsilon-per-run = 0.5\n'
+        )
+        run = ("coordinator", "submit", tutorial.co, *(part for part in submit[3:] if part != "--stream"), *QUICK)
+        assert "asks for a key" in tutorial.run(*run).error
+        signed = (*run, "--stream", "--key", tmp_path / "ada.key")
+        refused = tutorial.run(*signed)
+        assert refused.code == 1 and "The run may spend epsilon 0.5 at 'north'" in refused.error
+        (north / "hospital.toml").write_text(own + f'\n[policy.submitters.ada]\nkey = "{key}"\n')
+        assert tutorial.call(*signed)["status"] == "finished:completed"
+        assert tutorial.call("coordinator", "runs", tutorial.co)[-1]["submitter"] == "ada"
+        audited = tutorial.call("coordinator", "audit", tutorial.co)["entries"]
+        assert (audited[-1]["call"], audited[-1]["by"]) == ("start-run", "ada")
     finally:
         tutorial.stop()
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from polyclinic.deployment.hospital import HospitalNode
 
+_UNPROVEN = "the coordinator's word"
 RunName = Annotated[str, typer.Argument(help="The run's name, as `pending` shows it.")]
 Why = Annotated[str, typer.Option(help="One line, which the coordinator is told.")]
 
@@ -62,7 +63,7 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
         as_json, shown, f"{run}: {shown['state']}{_decision(shown)}",
         f"It asks for {asks}; spent so far: {spent}; budget: {budget}{f', of which it asks for {share}' if share else ''}.",
         f"{what}, {shown['rounds']} rounds", "What leaves:", *(f"  {sentence}" for sentence in shown["leaves"]),
-        f"Submitted by: {shown['submitter'] or 'not said'} (the coordinator's word)",
+        f"Submitted by: {shown['submitter'] or 'not said'} ({'signed' if shown['signed'] else _UNPROVEN})",
         f"Code: {shown['code']}", "All settings that are not usual:", *settings,
         f"`polyclinic hospital approve {folder} {run} --terms {shown['terms']}` lets it begin.",
     )  # fmt: skip

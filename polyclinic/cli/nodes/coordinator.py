@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -196,9 +197,7 @@ def runs(folder: Folder, address: Address = "", key: Key = None, as_json: Json =
     with _caller(folder, address, key).control() as client:
         shown = described_runs(read, client)
     folders = folders_by_run(read.folder / "runs")
-    rows = [
-        run | {"rounds": _of(run["done"], run["rounds"]), "state": _placed(run["state"], run["place"])} for run in shown
-    ]
+    rows = [run | {"rounds": _of(run["done"], run["rounds"]), "state": _state(run)} for run in shown]
     broken_off = [run for run in dict.fromkeys(folders.values()) if not run.finished and not run.is_held]
     answer(
         as_json, shown, deploying.listing(("run", "folder", "submitter", "rounds", "state", "submitted"), rows),
@@ -374,8 +373,11 @@ def _of(done: int | None, rounds: int | None) -> str:
     return f"{done or 0} of {'usual' if rounds is None else rounds}"
 
 
-def _placed(state: str, place: int | None) -> str:
-    return state if place is None else f"{state}, place {place}"
+def _state(run: Mapping[str, Any]) -> str:
+    """A run's state in words, with its place in the queue, or for whose approval it waits."""
+    if run["waiting"]:
+        return f"waiting for approval at {', '.join(run['waiting'])}"
+    return str(run["state"]) if run["place"] is None else f"{run['state']}, place {run['place']}"
 
 
 def _read(folder: Path) -> Coordinator:

@@ -1,7 +1,7 @@
 """Whose calls of a SuperLink's control are answered, where ``submitters.toml`` lists people: those that one of them signed.
 
 An ``admin`` may ask everything. Who may ``submit`` starts runs of bundles that bring no code, whose results lie in the
-coordinator's folder, stops such runs of hers, and reads; a bundle with code would run on the coordinator's machine. What only
+coordinator's folder, stops these, and reads; a bundle with code would run on the coordinator's machine. What only
 reads needs no key on that machine, so that checks and metrics go on.
 """
 
@@ -67,7 +67,7 @@ class Keys:
         return ""
 
     def _beyond(self, submitter: Submitter, name: str, call: str, body: bytes, scope: Scope) -> str:
-        """Why a person of this role may not make the call; empty where she may."""
+        """Why a person of this role may not make the call; empty where it is allowed."""
         from flwr.proto import control_pb2
         from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

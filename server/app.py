@@ -51,6 +51,8 @@ def coordinate(
     with folder.held():
         watcher = Tracked(progress or Progress(), config, folder.path, resume)
         watcher.opened(folder.path)
+        if resume:
+            folder.write_resumption()
         places = Places(folder.sites, folder.checkpoint, folder.server_ledger, folder.waiting_file)
         try:
             outcome = federate(grid, config, folder.name, places, resume=resume, progress=watcher)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from logging import getLogger
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -453,6 +454,14 @@ class Run:
     def write_hospitals(self, versions: Mapping[str, Any]) -> None:
         """Add the versions of real hospitals, by name, to the run's own."""
         self._write_versions({**self.versions(), "hospitals": dict(versions)})
+
+    def write_resumption(self) -> None:
+        """Record the versions with which the run goes on, where they are not those with which it last did."""
+        before, now = self.versions(), recorded_versions()
+        later = before.get("resumed", {})
+        if [before.get("coordinator"), *later.values()][-1] != now:
+            now_text = datetime.now(UTC).isoformat(timespec="seconds")
+            self._write_versions({**before, "resumed": {**later, now_text: now}})
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write a new summary. One with a comparison ends the wait for it."""

@@ -103,7 +103,7 @@ def test_a_hospital_of_another_version_that_counts_alike_takes_part_with_a_warni
 def test_a_run_goes_on_with_another_version_and_not_under_another_privacy_format(
     hospitals: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs")})
+    config = RunConfig.build(KEYS | {"out": str(hospitals / "runs"), "rounds": 5})
     folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
@@ -113,6 +113,18 @@ def test_a_run_goes_on_with_another_version_and_not_under_another_privacy_format
     resumed = config.changed({"resume": folder.name})
     assert Run.to_resume(resumed).path == folder.path
     assert f"was begun with version 0.9.9 and goes on with {OURS}" in caplog.text
+    for done in (3, 4):  # the second goes on with what the first did
+        with pytest.raises(PolyclinicError, match="lights"):
+            coordinate(
+                Hospitals(hospitals, config, lambda done: set(NAMES)),
+                config,
+                folder,
+                resume=True,
+                progress=StopsAfter(done),
+            )
+    recorded = folder.versions()
+    assert recorded["coordinator"]["polyclinic"] == "0.9.9"
+    assert [later["polyclinic"] for later in recorded["resumed"].values()] == [OURS]
     for number, words in (('"privacy_format": "999"', "999"), ('"some": "thing"', "not said")):
         path.write_text(other.replace(f'"privacy_format": "{PRIVACY_FORMAT}"', number))
         for go_on in (partial(Run.to_resume, resumed), partial(Federation.resume, folder.path)):

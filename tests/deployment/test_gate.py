@@ -122,7 +122,9 @@ def keyed(coordinator: Path) -> Iterator[FastAPI]:
     own = extensions.get_middleware
     guard("10.1.0.0/24", coordinator / "state")
     try:
-        yield main.create_app()
+        app = main.create_app()
+        asked(app, ADMIN, "/health")  # the gate is made with the first call, as a SuperLink's start makes one
+        yield app
     finally:
         extensions.get_middleware = own
 
@@ -175,6 +177,10 @@ def test_once_people_are_listed_who_has_no_key_may_do_nothing(keyed: FastAPI, pe
         assert asked(keyed, ADMIN, path, sent, **PROTOBUF, **key.headers(listing, body)) == 401
     jose = people["José @ IT"]
     assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **jose.headers(listing, body)) == 200
+    # Who may submit from another machine may not carry out runs in a ServerApp's place.
+    work = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP]).SerializeToString()
+    assert asked(keyed, ADMIN, "/v1/runtime/acquire-task", work, **PROTOBUF) == 403
+    assert asked(keyed, "127.0.0.1", "/v1/runtime/acquire-task", work, **PROTOBUF) != 403
     mallory = SubmitterKey("bob", new_identity())
     assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **mallory.headers(listing, body)) == 401
     assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **{NAME_HEADER: "bob", SIGNATURE_HEADER: "now"}) == 401
@@ -193,6 +199,22 @@ def test_a_call_of_another_time_is_refused(
         then.setattr(module, "datetime", Clock)
         headers = people["bob"].headers("/v1/control/list-runs", b"")
     assert asked(keyed, ADMIN, "/v1/control/list-runs", b"", **PROTOBUF, **headers) == 401
+
+
+def test_a_call_that_was_signed_before_a_restart_is_refused(
+    coordinator: Path, people: dict[str, SubmitterKey], keyed: FastAPI
+) -> None:
+    """Whether it was made then nobody remembers."""
+    headers = people["bob"].headers("/v1/control/list-runs", b"")
+    own = extensions.get_middleware
+    guard("10.1.0.0/24", coordinator / "state")
+    try:
+        restarted = main.create_app()
+    finally:
+        extensions.get_middleware = own
+    asked(restarted, ADMIN, "/health")
+    assert asked(keyed, ADMIN, "/v1/control/list-runs", b"", **PROTOBUF, **headers) == 200
+    assert asked(restarted, ADMIN, "/v1/control/list-runs", b"", **PROTOBUF, **headers) == 401
 
 
 def test_who_may_submit_starts_and_stops_what_is_hers_and_no_code_of_her_own(

@@ -18,8 +18,8 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CONTROL = "/v1/control/"
 #: How calls of the control begin that change nothing.
 READING = ("list-", "get-", "show-", "stream-", "pull-")
-_OPEN = ("/v1/fleet/",)  # authenticated by the node's key
-_HEALTH = ("/health",)
+#: How paths begin that anybody may ask: what nodes ask is authenticated by their keys.
+OPEN = ("/v1/fleet/", "/health")
 
 
 class Gate:
@@ -36,7 +36,7 @@ class Gate:
 
     def _may(self, scope: Scope) -> bool:
         path = str(scope.get("path", ""))
-        return path.startswith(_OPEN) or path in _HEALTH or from_here(scope) or self._named(scope)
+        return path.startswith(OPEN[0]) or path == OPEN[1] or from_here(scope) or self._named(scope)
 
     def _named(self, scope: Scope) -> bool:
         try:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -16,7 +18,7 @@ from urllib.parse import unquote
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.deployment.bundles import is_own_bundle
-from polyclinic.deployment.flower.gate import CONTROL, READING, App, Scope, from_here, refuse, whole
+from polyclinic.deployment.flower.gate import CONTROL, OPEN, READING, App, Scope, from_here, refuse, whole
 from polyclinic.deployment.submitters import NAME_HEADER, SIGNATURE_HEADER, TOLERANCE, Submitter, problem, submitters
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.runs.folder import Run
@@ -31,25 +33,32 @@ class Keys:
 
     def __init__(self, app: App, folder: Path) -> None:
         self.app, self.folder = app, folder
-        self.used: dict[str, float] = {}
+        self.began, self.used = datetime.now(UTC), dict[str, float]()
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         path = str(scope.get("path", ""))
-        if scope["type"] != "http" or not path.startswith(CONTROL):
+        if scope["type"] == "lifespan" or path.startswith(OPEN):
             await self.app(scope, receive, send)
-            return
-        call = path.removeprefix(CONTROL)
-        try:
-            listed = await asyncio.to_thread(submitters, self.folder)
-        except ConfigError as error:
-            await refuse(send, 503, str(error))
-            return
-        if not listed or (call.startswith(READING) and from_here(scope)):
-            await self.app(scope, receive, send)
-            return
-        body, again = await whole(receive)
+        elif scope["type"] == "http":
+            try:
+                listed = await asyncio.to_thread(submitters, self.folder)
+            except ConfigError as error:
+                await refuse(send, 503, str(error))
+                return
+            needs_none = not path.startswith(CONTROL) or path.removeprefix(CONTROL).startswith(READING)
+            if not listed or (needs_none and from_here(scope)):
+                await self.app(scope, receive, send)
+            elif path.startswith(CONTROL):
+                await self._signed(listed, scope, receive, send)
+            else:  # where runs are carried out, which is on this machine
+                await refuse(send, 403, "Only the coordinator's own machine may ask this.")
+
+    async def _signed(self, listed: Mapping[str, Submitter], scope: Scope, receive: Any, send: Any) -> None:
+        """Answers a call of the control that one of the ``listed`` signed and may make."""
+        path, (body, again) = str(scope["path"]), await whole(receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         name, signature = unquote(headers.get(NAME_HEADER, "")), headers.get(SIGNATURE_HEADER, "")
+        call = path.removeprefix(CONTROL)
         if why := problem(listed, name, signature, path, body) or self._again(signature):
             await refuse(send, 401, why)
         elif why := await asyncio.to_thread(self._beyond, listed[name], name, call, body, scope):
@@ -58,11 +67,13 @@ class Keys:
             await self.app({**scope, "polyclinic.submitter": name}, again, send)
 
     def _again(self, signature: str) -> str:
-        """Why a signature cannot be used once more; it is remembered until it is too old."""
+        """Why a signature may have been used before; each is remembered until it is too old."""
         now = time.time()
         self.used = {used: until for used, until in self.used.items() if until > now}
         if signature in self.used:
             return "This signed call was made before."
+        if datetime.fromisoformat(signature.partition(" ")[0]) < self.began:
+            return "This call was signed before the SuperLink began; make it again, or set the clock that is wrong."
         self.used[signature] = now + 2 * TOLERANCE
         return ""
 
@@ -109,6 +120,8 @@ class Keys:
 
     def _beyond_resume(self, name: str, out: Path, resumed: str) -> str:
         try:
+            if resumed and not (out / resumed).resolve().is_relative_to(out):
+                return f"Run {resumed!r} is not in {out}."
             if resumed and Run.open(out / resumed).config().participation.submitter != name:
                 return f"{name!r} did not submit run {resumed!r}; an admin may go on with it."
         except PolyclinicError as error:

@@ -23,6 +23,8 @@ new Flower is looked at before it is allowed.
   runs whatever code it is sent.
 - ``supernode.start_client_internal``: ``_pull_and_store_message``, ``_push_messages``, ``subprocess`` and ``time``, by
   ``supernode.hasten``. Flower polls at fixed pauses, and its executor is the slow one.
+- ``supernode.start_client_internal``: ``_pull_and_store_message`` and ``_push_messages``, by ``turns.take_turns``. Nodes of one
+  machine would all begin at once.
 
 Upstream, each module has its file below https://github.com/adap/flower/tree/main/framework/py/flwr.
 """

@@ -30,6 +30,7 @@ PRELOAD = (
 # Seconds, longer than a run waits between two rounds, as a rule; what is forked from holds 260 MB.
 IDLE = "POLYCLINIC_IDLE_SECONDS"
 IDLE_SECONDS = 600.0
+_NICENESS = 5
 
 
 def main() -> None:
@@ -40,6 +41,8 @@ def main() -> None:
     from polyclinic.deployment.flower import patch
     from polyclinic.deployment.flower.pauses import Pauses, put_in
 
+    # A node that shares its processor with ClientApps must get its heartbeat through, or the coordinator takes it for gone.
+    os.nice(_NICENESS)
     pauses, idle = put_in(superexec, Pauses()), float(os.environ.get(IDLE, IDLE_SECONDS))
     patch(
         superexec, "get_executor", lambda _: lambda *_, **__: forking(pauses.restart, idle=idle), "the forking executor"

@@ -28,6 +28,7 @@ from polyclinic.deployment.environment import watch_certificates
 from polyclinic.deployment.flower import patch
 from polyclinic.deployment.flower.pauses import Pauses, put_in
 from polyclinic.deployment.flower.refusals import RefusalInterceptor
+from polyclinic.deployment.flower.turns import take_turns, turns_here
 from polyclinic.errors import ConfigError
 
 
@@ -39,6 +40,7 @@ def main() -> None:
 
     judge_bundles(node)
     hasten(node)
+    take_turns(node, turns_here())
     persist(connection)
     note_heartbeats(connection, Path(os.environ["FLWR_HOME"]) / "heartbeat")
     explain_end(connection)

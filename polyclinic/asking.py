@@ -144,7 +144,7 @@ def real(path: Path) -> Target:
 
 
 class Askable(Protocol):
-    """Hospitals that are asked elsewhere, as ``deployment.asking.Coordinated``."""
+    """Hospitals that are asked elsewhere, as ``deployment.submitting.Coordinated``."""
 
     def ask(self, question: Question) -> dict[str, Any]:
         """Their answer, as ``ask`` gives it."""

@@ -1,7 +1,7 @@
 """Whose runs the hospital takes: where its policy names submitters, those that one of them has signed.
 
-A signature is good for the first run that brings it. Which run that was is written down in the hospital's home, so that a
-coordinator cannot submit the same again under another name, and the limits of a submitter count all of their runs.
+A signature is good for the first run that brings it, which is written down in the hospital's home. So a coordinator cannot
+submit the same again under another name, and the limits of a submitter count all of their runs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> 
         raise BudgetRefused(
             f"{hospital.site}: the policy takes runs that one of its submitters signed, and this one is of {whose}."
         )
-    identity = submission(config, bytes.fromhex(submitters[name].key))
+    signature, key = config.participation.signature, submitters[name].key
+    identity = submission(config.given(), signature, bytes.fromhex(key))
     if not identity:
         raise BudgetRefused(
             f"{hospital.site}: the run's settings are not signed with the key that the policy has of {name!r}; submit it with "

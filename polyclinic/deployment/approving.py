@@ -22,8 +22,8 @@ DIGITS = 12
 def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
     """An approval as JSON, with what the run's configuration says of the most important, and ``leaves``, a sentence a thing.
 
-    ``signed``: whether the policy names the submitter, so that the run was taken with a signature alone.
-    ``epsilon`` is None without privacy; "" stands for what settings of another version do not say.
+    Of ``signed``: whether the policy names the submitter, whose signature the run then had to bring.
+    Of ``epsilon``: it is None without privacy; "" stands for what settings of another version do not say.
     """
     shown: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "") | {
         "leaves": []

@@ -1,4 +1,4 @@
-"""A run submitted to a coordinator's SuperLink by Flower's own ``flwr run``, and followed to its end."""
+"""A run, or a question, submitted to a coordinator's SuperLink by Flower's own ``flwr run``, and followed to its end."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from polyclinic.deployment.control import Caller, runs, stop_run
 from polyclinic.deployment.coordinator import LINK, Coordinator
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.releases.kinds import answer_of_json, question_as_key
+from polyclinic.releases.question import Question
 from polyclinic.runs.folder import LATEST, RESULTS, Run
-from polyclinic.wire.submissions import SUBMITTER, signed_config
+from polyclinic.wire.submissions import SIGNATURE, SUBMITTER, sign_submission
 
 # The command `flwr`, which signs its calls where the environment names a key.
 _FLWR = (sys.executable, "-P", "-m", "polyclinic.deployment.flower.cli")
@@ -67,7 +70,9 @@ def submit(
         Run.to_resume(config)
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
-    config = signed_config(config, key.name, key.private) if key else config
+    if key:
+        config = config.changed({SUBMITTER: key.name})
+        config = config.changed({SIGNATURE: sign_submission(config.given(), key.private)})
     # Where the SuperLink runs elsewhere, what is relative is so to the coordinator's folder there.
     out = config.out if caller.address else str(folder / Path(config.out).expanduser())
     keys = config.for_flower() | {"out": out}
@@ -268,3 +273,20 @@ def _json(text: str) -> dict[str, Any]:
     except json.JSONDecodeError:
         return {}
     return value if isinstance(value, dict) else {}
+
+
+@dataclass(frozen=True)
+class Coordinated:
+    """The hospitals of a coordinator, whose folder is on this machine. say: What is done with each line of the run's log."""
+
+    coordinator: Coordinator
+    say: Callable[[str], None]
+
+    def ask(self, question: Question) -> dict[str, Any]:
+        """Their answer, each by its own policy and ledger, as ``asking.ask`` gives it.
+
+        Raises PolyclinicError where no hospital answers or the SuperLink refuses the run.
+        """
+        sent = submit(Caller(self.coordinator), {"question": question_as_key(question)}, True, None, self.say)
+        folder = folders_by_run(Path(sent["out"]))[sent["run"]]
+        return answer_of_json(json.loads(folder.answer_file.read_text(encoding="utf-8")))

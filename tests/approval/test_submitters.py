@@ -19,7 +19,7 @@ from polyclinic.releases.kinds import question_as_key, read_question, write_ques
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
 from polyclinic.wire.messages import ASK, ENROL, RECORD, REFUSED, STATISTICS, AskRequest, StatisticsRequest
-from polyclinic.wire.submissions import signed_config, submission
+from polyclinic.wire.submissions import SIGNATURE, SUBMITTER, sign_submission, submission
 from tests.client.test_hospital import STRICT, ledger, make_hospital, message
 
 RUN: dict[str, Any] = {"privacy.epsilon": 1.0, "privacy.delta": 1e-3, "rounds": 4, "training.sample-rate": 0.2}
@@ -33,7 +33,8 @@ def named(more: str = "") -> str:
 
 
 def signed(values: dict[str, Any] = RUN, name: str = "ada", private: bytes = ADA) -> RunConfig:
-    return signed_config(RunConfig.build(values), name, private)
+    config = RunConfig.build(values).changed({SUBMITTER: name})
+    return config.changed({SIGNATURE: sign_submission(config.given(), private)})
 
 
 def at(hospital: Path, config: RunConfig) -> Context:
@@ -170,5 +171,6 @@ def test_what_was_signed_arrives_by_flowers_run_config(values: dict[str, Any]) -
     except ConfigError:
         return
     arrived = RunConfig.from_flower(RunConfig.packaged() | config.for_flower() | {"out": "/elsewhere", "timeout": 3.0})
-    assert submission(arrived, public_identity(ADA)) and not submission(arrived, public_identity(BOB))
-    assert submission(arrived.changed({"rounds": arrived.rounds + 1}), public_identity(ADA)) == ""
+    signature, ours, others = arrived.participation.signature, public_identity(ADA), public_identity(BOB)
+    assert submission(arrived.given(), signature, ours) and not submission(arrived.given(), signature, others)
+    assert not submission(arrived.changed({"rounds": arrived.rounds + 1}).given(), signature, ours)

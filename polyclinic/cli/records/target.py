@@ -17,7 +17,7 @@ from polyclinic.errors import ConfigError, without_name
 if TYPE_CHECKING:
     from polyclinic.asking import Target
     from polyclinic.config import RunConfig
-    from polyclinic.deployment.asking import Coordinated
+    from polyclinic.deployment.submitting import Coordinated
 
 # Keys, or how they begin, that say whose records simulated hospitals have.
 _OF_RECORDS = (
@@ -91,8 +91,8 @@ class TargetOptions(Records):
             return real(self.hospital)
         assert self.coordinator is not None
         with loading():
-            from polyclinic.deployment.asking import Coordinated
             from polyclinic.deployment.coordinator import Coordinator
+            from polyclinic.deployment.submitting import Coordinated
 
         return Coordinated(Coordinator.read(self.coordinator), lambda line: say(line, errors=as_json))
 

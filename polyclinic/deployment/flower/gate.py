@@ -56,7 +56,13 @@ def from_here(scope: Scope) -> bool:
 
 
 async def refuse(send: Any, status: int, why: str) -> None:
-    """Answers a call with a status and a sentence."""
+    """Answers a call.
+
+    Args:
+        send: ASGI's.
+        status: HTTP's.
+        why: The answer, a sentence.
+    """
     await send(
         {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}
     )

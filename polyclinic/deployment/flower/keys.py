@@ -1,8 +1,8 @@
 """Whose calls of a SuperLink's control are answered, where ``submitters.toml`` lists people: those that one of them signed.
 
-An ``admin`` may ask everything. Who may ``submit`` starts runs of bundles that bring no code, whose results lie in the
-coordinator's folder, stops these, and reads; a bundle with code would run on the coordinator's machine. What only
-reads needs no key on that machine, so that checks and metrics go on.
+An ``admin`` may ask everything. Who may ``submit`` starts runs, stops their own, and reads. Such runs bring no code, which would
+run on the coordinator's machine, and their results lie in its folder. On that machine what only reads needs no key, nor do
+the processes that carry out runs.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from polyclinic.errors import several
+from polyclinic.errors import ConfigError, nearest, several
 
 #: In place of a figure that the policies did not let leave.
 NOT_RELEASED = "not released"
@@ -51,8 +51,15 @@ def risk_sentence(risk: Mapping[str, float], unit: str, relation: str, whose: st
         unit: The unit of privacy, as "patient".
         relation: The neighbouring relation, "add-remove" or "replace-one".
         whose: " of ...", or empty.
+
+    Raises:
+        ConfigError: For another relation.
     """
-    sought = GUESSED.get(relation, GUESSED["add-remove"]).format(unit=unit)
+    if relation not in GUESSED:
+        raise ConfigError(
+            f"relation must be one of {', '.join(GUESSED)}, got {relation!r}.{nearest(relation, GUESSED)}"
+        )
+    sought = GUESSED[relation].format(unit=unit)
     if risk["advantage"] >= 1:
         return f"Risk{whose}: no bound; an attacker who knows all other records may guess without error which {sought}."
     return (

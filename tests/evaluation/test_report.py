@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from polyclinic.errors import DataError
-from polyclinic.evaluation.privacy_text import share
+from polyclinic.errors import ConfigError, DataError
+from polyclinic.evaluation.privacy_text import risk_sentence, share
 from polyclinic.evaluation.report import render_report, write_plots
 
 WriteRun = Callable[..., Path]  # the fixture of conftest.py
@@ -141,6 +141,14 @@ def test_a_summary_of_before_there_were_risks_is_still_shown(write_run: WriteRun
             del site["risk"]
 
     assert "Risk:" not in page_of(write_run(change=forget)).text
+
+
+@pytest.mark.parametrize("relation", ["", "substitute"])
+def test_a_risk_has_no_words_of_a_relation_that_is_not_its_own(write_run: WriteRun, relation: str) -> None:
+    with pytest.raises(ConfigError, match=f"relation must be one of add-remove, replace-one, got '{relation}'"):
+        risk_sentence({"advantage": 0.1, "tpr_at_1_percent_fpr": 0.02}, "patient", relation)
+    page = page_of(write_run(change=lambda summary: summary["privacy"].update(relation=relation)))
+    assert "took part" not in page.text and "see the accountant's documentation" in page.text
 
 
 def test_run_without_dp_says_there_is_no_guarantee(write_run: WriteRun) -> None:

@@ -191,10 +191,11 @@ def uniqueness(
         most: The largest number of columns in a set; None means all of them.
 
     Returns:
-        A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first.
+        A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first: ``unique`` patients have a row that
+        agrees with no other patient's in the columns, and ``share`` is their share of all patients (0 to 1).
 
     Raises:
-        DataError: For a column that is not there, and for more sets than ``MOST_SETS``.
+        DataError: For a column that is not there, an identifier that is missing, and more sets than ``MOST_SETS``.
     """
     require(records, quasi, "quasi")
     numbers, patient = {name: cell_numbers(records[name]) for name in quasi}, patient_numbers(records, unit)

@@ -282,12 +282,14 @@ def coarser_column(column: Column, hierarchy: Hierarchy, level: int) -> Column |
         level: The level of the labels, from 1.
 
     Returns:
-        A categorical column without categories stays as it is. None where all labels are one.
+        None where all labels are one. An identifier without bounds and categories stays as it is.
     """
     if column.bounds is not None:
         cells: Sequence[Any] = hierarchy.points(*column.bounds, level).tolist()
-    elif column.categories or column.kind != "categorical":
+    elif column.categories:
         cells = column.categories
+    elif column.kind == "binary":
+        cells = (0.0, 1.0)
     else:
         return column
     kind = "ordinal" if column.bounds is not None else "code_set" if column.kind == "code_set" else "categorical"

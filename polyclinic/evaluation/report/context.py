@@ -27,6 +27,7 @@ from polyclinic.evaluation.formats import (
 from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
+    RELATIONS,
     NOT_RELEASED,
     central_sentence,
     composition,
@@ -52,7 +53,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     recorded = {key: value for key, value in part(summary, "privacy").items() if value is not None}
     privacy = {"epsilon": None, "delta": None, "relation": "", "accountant": "", "overlap": 1, **statement, **recorded}
     private = bool(privacy.get("private"))  # as the run was configured, whatever a hospital said of its epsilon
-    unit = str(privacy.get("unit") or "patient")
+    unit, relation = str(privacy.get("unit") or "patient"), str(privacy["relation"])
     central = part(part(summary, "privacy"), "central")
     simulation = summary.get("simulation", True) is not False
     pooled, macro = (mark_withheld(part(metrics, key)) for key in ("pooled", "macro"))
@@ -93,9 +94,11 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "unit": unit,
         "composition": composition(int(privacy["overlap"]), unit),
         "central": central_sentence(central) if central else "",
-        "relation_meaning": relation_meaning(str(privacy["relation"]), unit),
+        "relation_meaning": relation_meaning(relation, unit),
         "whose": whose,
-        "risk": risk_sentence(privacy["risk"], unit, str(privacy["relation"]), whose) if privacy.get("risk") else "",
+        "risk": risk_sentence(privacy["risk"], unit, relation, whose)
+        if relation in RELATIONS and privacy.get("risk")
+        else "",
         "simulation": simulation,
         "warnings": warnings(
             part(metrics, "sites") if private else {},

@@ -28,6 +28,7 @@ from polyclinic.ehr.anonymity.hierarchies import (
     Intervals,
     Prefix,
     Tree,
+    coarser_column,
     declared,
     default_hierarchy,
     doubling,
@@ -206,6 +207,16 @@ def test_a_schemas_public_bounds_decide_where_there_is_one() -> None:
     assert default_hierarchy(pd.Series(["1964-03-11", None], name="born")) == Dates()
     assert default_hierarchy(pd.Series(["f", "m"], name="sex")) == Tree()
     assert doubling(0, 1, whole=False) == (0.05, 0.1, 0.2, 0.4)
+
+
+def test_a_binary_column_without_names_keeps_two_labels_where_its_hierarchy_has_two() -> None:
+    tree = Tree(groups=({"never": ("0",), "ever": ("1",)}, {"any": ("never", "ever")}))
+    column = Column(name="smoked", kind="binary")
+    first = coarser_column(column, tree, 1)
+    assert first == Column(name="smoked", kind="categorical", categories=("never", "ever"))
+    assert coarser_column(column, tree, 2) is None
+    when = Column(name="when", kind="integer", role="time")
+    assert coarser_column(when, tree, 1) is when
 
 
 def test_hierarchies_are_declared_in_toml(tmp_path: Path) -> None:

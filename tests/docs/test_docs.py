@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from pymdownx.slugs import slugify
 
 from polyclinic import Federation
 from polyclinic.inspection.result import RunResult
@@ -248,8 +249,21 @@ def test_the_tutorials_have_something_to_run() -> None:
         assert steps(f"docs/tutorials/{name}.md"), name
 
 
+def anchors(page: Path) -> set[str]:
+    """The names to which a link into the page may lead: its headings', as the site forms them, and those given by hand."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    headings = re.findall(r"^#+ +(.+?) *$", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text), re.M)
+    return {slugify(case="lower")(heading, "-") for heading in headings} | set(re.findall(r'<a id="([^"]+)"', text))
+
+
 def test_links_between_pages_resolve() -> None:
-    for page in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]:
-        for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text(encoding="utf-8")):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}, which is not there"
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "experiments/results").rglob("*.md")]
+    wrong = []
+    for page in pages:
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
+            if "://" in target or target.startswith("mailto:"):
+                continue
+            place = page.parent / target if target else page
+            if not place.exists() or (anchor and place.suffix == ".md" and anchor not in anchors(place)):
+                wrong.append(f"{page.relative_to(ROOT)}: {target}#{anchor}")
+    assert not wrong

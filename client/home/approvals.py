@@ -26,8 +26,8 @@ from polyclinic.client.home.hospital import Hospital
 from polyclinic.client.home.journal import append
 from polyclinic.config import RunConfig
 from polyclinic.digests import digest
-from polyclinic.errors import BudgetRefused, ConfigError, DataError, several
-from polyclinic.files import SECRET, write_file
+from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError, several
+from polyclinic.files import SECRET, reason, write_file
 from polyclinic.plugins import brought_by
 from polyclinic.releases.kinds import read_question
 from polyclinic.toml import checked
@@ -173,6 +173,16 @@ def approval_named(home: Path, run: str) -> Approval:
     return by_run[run]
 
 
+@contextmanager
+def _written_down() -> Iterator[None]:
+    """Raises PolyclinicError where the disk takes no decision: then none is made."""
+    try:
+        yield
+    except OSError as error:
+        raise PolyclinicError(f"The decision cannot be written down, so none is made: {reason(error)}.") from error
+
+
+@_written_down()
 def stop(home: Path, run: str, why: str = "") -> Approval:
     """Denies a run, also one that has asked nobody, as its policy lets it begin by itself.
 
@@ -192,6 +202,7 @@ def stop(home: Path, run: str, why: str = "") -> Approval:
     return decide(home, run, "", "denied", 1.0, why)
 
 
+@_written_down()
 def pause(home: Path, why: str = "") -> None:
     """Let nothing of the hospital leave, of whatever run, until ``resume``; nothing is computed or charged. Raises ConfigError
     for a reason of more than one line."""
@@ -201,6 +212,7 @@ def pause(home: Path, why: str = "") -> None:
     write_file(home / PAUSED, json.dumps(now), mode=SECRET)
 
 
+@_written_down()
 def resume(home: Path) -> None:
     """End a pause. Raises ConfigError where there is none."""
     if not (home / PAUSED).exists():
@@ -220,6 +232,7 @@ def paused(home: Path) -> dict[str, str] | None:
         return {"since": "", "by": "", "why": ""}
 
 
+@_written_down()
 def decide(
     home: Path, run: str, terms: str, state: Literal["approved", "denied"], days: float, why: str = ""
 ) -> Approval:

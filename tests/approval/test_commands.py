@@ -111,6 +111,21 @@ def test_a_bad_decision_is_one_sentence_and_changes_nothing(
     assert refusal(asked).startswith("the run waits for approval here")
 
 
+def test_what_a_full_disk_does_not_take_is_one_sentence_and_changes_nothing(cli: Cli, asked: Path) -> None:
+    [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
+    (asked / "home/paused.json").write_text(json.dumps({"since": "", "by": "", "why": ""}))
+    (asked / "home/journal.jsonl").unlink()
+    (asked / "home/journal.jsonl").symlink_to("/dev/full")
+    for words in (
+        ("approve", "trial-1", "--terms", listed["terms"]), ("deny", "trial-1"), ("stop", "trial-1"), ("pause",), ("resume",),
+    ):  # fmt: skip
+        done = cli("hospital", words[0], asked, *words[1:])
+        sentence = "The decision cannot be written down, so none is made: No space left on device."
+        assert (done.code, done.out, done.error.strip()) == (1, "", sentence), words
+    assert json.loads(cli("hospital", "pending", asked, "--json").out) == [listed]
+    assert json.loads(cli("hospital", "status", asked, "--json").out)["paused"]["why"] == ""
+
+
 def test_a_run_of_a_version_with_other_keys_can_be_seen_and_denied(cli: Cli, asked: Path) -> None:
     path = asked / "home/approvals/trial-1.json"
     old = json.loads(path.read_text())

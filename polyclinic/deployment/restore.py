@@ -97,7 +97,8 @@ def restore_hospital(backup: Path, folder: Path, journal: Path | None) -> dict[s
         As ``restore``, with ``charges``: how many the backup lacked.
 
     Raises:
-        ConfigError: Also where the journal does not go on from the backup's, or its node answers on this machine.
+        ConfigError: Also where the journal does not go on from the backup's, where its node answers on this machine, and
+            where its ``home`` outside the folder is there already, as after a restore that was killed.
         DataError: Also where a ledger or a journal is damaged.
     """
     brought: list[int] = []
@@ -105,15 +106,21 @@ def restore_hospital(backup: Path, folder: Path, journal: Path | None) -> dict[s
     def finish(staging: Path, time: str) -> None:
         node = HospitalNode.read(staging)
         check_stopped("127.0.0.1", node.node.port)
+        outside = Path(os.path.normpath(folder.resolve() / node.hospital.home))  # there is no folder yet to go up from
+        place = Path(os.path.relpath(outside, folder.resolve()))
+        if ".." in place.parts and outside.exists() and (not outside.is_dir() or any(outside.iterdir())):
+            raise ConfigError(
+                f"{outside}, the hospital's home, is there already, and nothing is overwritten; move it aside."
+            )
         home = staging / "home"  # as backups name it, wherever it was
         brought.append(_bring_forward(home, journal))
-        place = Path(os.path.relpath(folder.absolute() / node.hospital.home, folder.absolute()))
         entry = {"event": "restored", "kind": "backup", "by": getpass.getuser(), "backup": time, "charges": brought[0]}
         append(home, entry)
         pause(home, f"restored from the backup of {time}")
         if ".." in place.parts:
-            with new_folder(folder.absolute() / node.hospital.home) as outside:
-                shutil.copytree(home, outside, dirs_exist_ok=True)
+            outside.parent.mkdir(parents=True, exist_ok=True)
+            with new_folder(outside) as beside:
+                shutil.copytree(home, beside, dirs_exist_ok=True)
             shutil.rmtree(home)
         elif place != Path("home"):
             (staging / place).parent.mkdir(parents=True, exist_ok=True)
@@ -176,10 +183,14 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
     history = read_journal(home)
     if not history.intact:
         raise DataError(f"{journal or home / NAME}: a line of the journal was changed, taken out or put in.")
-    brought = 0
+    charged: dict[str, list[dict[str, Any]]] = {}
     for entry in history.entries:
-        for name, charged in entry.get("charged", {}).items():
-            brought += _take_up(home / name, Terms(*charged["terms"]), list(map(Row._make, charged["rows"])))
+        for name, charges in entry.get("charged", {}).items():
+            charged.setdefault(name, []).append(charges)
+    brought = 0
+    for name, every in charged.items():
+        rows = [Row._make(row) for charges in every for row in charges["rows"]]
+        brought += _take_up(home / name, Terms(*every[0]["terms"]), rows)
     if history.entries and charges_since(home, history.entries[-1].get("ledgers", {}))[1]:
         raise DataError("The ledger in the backup is not the one of which the journal tells; take another backup.")
     denied = {
@@ -200,10 +211,13 @@ def _take_up(path: Path, terms: Terms, rows: Sequence[Row]) -> int:
             values = (*astuple(terms), genesis(terms))
             db.execute(f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
         ((count,),), head = db.execute("SELECT count(*) FROM events").fetchall(), heads_in(db)[terms.site]
-        new = [row for row in rows if row.seq > count]
-        for number, row in enumerate(new, count + 1):
-            if row.seq != number or row.hash != link(head, row):
+        new: list[Row] = []
+        for row in rows:
+            if row.seq <= count + len(new):  # in the ledger already
+                continue
+            if row.seq != count + len(new) + 1 or row.hash != link(head, row):
                 raise DataError(f"{path.name} of the backup has other charges than the journal; take another backup.")
+            new.append(row)
             head = row.hash
         db.executemany(
             f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 10}?)", [(terms.site, *row) for row in new]

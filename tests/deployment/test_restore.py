@@ -72,6 +72,22 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     assert train(hospital / "hospital.toml", run="next").has_content() and rounds(hospital / "home") == [1, 2, 1]
 
 
+def test_a_home_outside_the_folder_is_never_overwritten_nor_what_a_killed_restore_left(hospital: Path) -> None:
+    file, outside = hospital / "hospital.toml", hospital.with_name("elsewhere")
+    (hospital / "home").rename(outside)
+    file.write_text(file.read_text().replace('home = "home"', 'home = "../elsewhere"'))
+    assert train(file).has_content()
+    copy, aside = hospital.with_name("copy"), hospital.with_name("aside")
+    back_up(hospital, copy, {"home": outside})
+    shutil.rmtree(hospital)  # a restore that is killed at its end leaves just this: the home without the folder
+    with pytest.raises(ConfigError, match="elsewhere, the hospital's home, is there already.*move it aside"):
+        restore_hospital(copy, hospital, outside / "journal.jsonl")
+    assert rounds(outside) == [1] and not hospital.exists()
+    outside.rename(aside)
+    restore_hospital(copy, hospital, aside / "journal.jsonl")
+    assert rounds(outside) == [1] and file.exists() and not (hospital / "home").exists()
+
+
 @pytest.mark.parametrize("loss", ["older", "gone", "other"])
 def test_a_ledger_that_lacks_a_charge_of_the_journal_answers_nothing(hospital: Path, loss: str) -> None:
     file, path = hospital / "hospital.toml", hospital / "home" / "ledger.sqlite"

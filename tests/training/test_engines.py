@@ -1,6 +1,7 @@
 """Per-patient gradients of many sites: which engine a module gets, the bound on a patient, and the optimizers."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,9 +13,14 @@ from torch import nn
 
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic, mlp
+from polyclinic.training.losses import CROSS_ENTROPY
 from polyclinic.training.sites.optimizers import dump_state, restore_state, stepped
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.engines import Engine, choose, sums
+from polyclinic.training.stacked.layers import plan
+from polyclinic.training.stacked.linear import patient_norms
+from polyclinic.training.stacked.propagation import factors_of
+from polyclinic.training.stacked.rows import row_norms
 from polyclinic.training.task import TrainSettings
 
 FEATURES = 6
@@ -62,6 +68,16 @@ def test_closed_form_equals_per_example(
     assert gradient.dtype == loss.dtype == dtype
     torch.testing.assert_close(gradient, expected, rtol=tolerance, atol=tolerance)
     torch.testing.assert_close(loss, expected_loss, rtol=tolerance, atol=tolerance)
+
+
+def test_a_patients_norm_is_as_exact_as_the_layers_values_whatever_the_weights_are() -> None:
+    batch = made(3, 7, 2)
+    module, theta = models(wide, 3)
+    parts, _ = factors_of(plan(module), theta, batch, CROSS_ENTROPY, None)  # type: ignore[arg-type]
+    rows, _ = row_norms(parts)
+    exact = patient_norms(parts, rows, batch)
+    coarse = patient_norms(parts, rows, replace(batch, weight=batch.weight.float()))
+    assert exact.dtype == coarse.dtype == torch.float64 and torch.equal(exact, coarse)
 
 
 def test_each_patient_is_clipped_once_by_their_own_norm() -> None:

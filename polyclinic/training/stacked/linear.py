@@ -163,7 +163,7 @@ def patient_norms(parts: Sequence[Part], rows: Tensor, batch: Batch) -> Tensor:
     """
     sites, width = batch.weight.shape
     slots = batch.patients + 1
-    dtype = batch.weight.dtype
+    dtype = rows.dtype
     patient = (batch.member + torch.arange(sites)[:, None] * slots).flatten()
     order = np.argsort(patient.cpu().numpy(), kind="stable")
     counts = np.bincount(patient.cpu().numpy(), minlength=sites * slots)

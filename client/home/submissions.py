@@ -51,8 +51,9 @@ def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> 
             "--key, through a coordinator that changes no setting."
         )
     question = str(getattr(request, "question", ""))
-    if question and question != _question(config, hospital.schema):
-        raise BudgetRefused(f"{hospital.site}: {name!r} signed another question than this one.")
+    if question != _question(config, hospital.schema):
+        what = "another question than this one" if question else "a question, and no training"
+        raise BudgetRefused(f"{hospital.site}: {name!r} signed {what}.")
     path = hospital.home / FOLDER / f"{identity}.json"
     if not path.exists():
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -121,7 +121,7 @@ class Hospital:
 
     @property
     def holds_to_terms(self) -> bool:
-        """Whether a run may cost what its configuration says and no more: a person here approved that, or a submitter signed it."""
+        """Whether a run may cost what its configuration says and no more, since a person approved or signed that."""
         return self.under_control and (self.policy.require_approval or bool(self.policy.submitters))
 
     @property

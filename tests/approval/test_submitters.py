@@ -18,7 +18,16 @@ from polyclinic.privacy.secure.signatures import new_identity, public_identity
 from polyclinic.releases.kinds import question_as_key, read_question, write_question
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
-from polyclinic.wire.messages import ASK, ENROL, RECORD, REFUSED, STATISTICS, AskRequest, StatisticsRequest, TrainRequest
+from polyclinic.wire.messages import (
+    ASK,
+    ENROL,
+    RECORD,
+    REFUSED,
+    STATISTICS,
+    AskRequest,
+    StatisticsRequest,
+    TrainRequest,
+)
 from polyclinic.wire.submissions import SIGNATURE, SUBMITTER, sign_submission, submission
 from tests.client.test_hospital import STRICT, ledger, make_hospital, message
 

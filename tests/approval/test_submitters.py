@@ -1,6 +1,7 @@
 """Where a policy names submitters, a hospital takes the runs that one of them signed, whatever the coordinator says of others."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from polyclinic.privacy.secure.signatures import new_identity, public_identity
 from polyclinic.releases.kinds import question_as_key, read_question, write_question
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
+from polyclinic.wire import submissions as wire
 from polyclinic.wire.messages import (
     ASK,
     ENROL,
@@ -104,6 +106,22 @@ def test_a_signature_is_of_one_run_and_a_person_may_sign_one_run_again(tmp_path:
     assert not counts(hospital, signed()).has_error() and not counts(hospital, signed(), "trial-3").has_error()
     assert submitted_runs(tmp_path / "home", "ada") == {"trial-1", "trial-3"}
     assert submitted_runs(tmp_path / "home", "bob") == set()
+
+
+def test_a_signature_that_nobody_brought_in_time_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator cannot keep what was signed for others, to submit it at a hospital that joins later."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=31)
+
+    hospital = make_hospital(tmp_path, named())
+    with monkeypatch.context() as then:
+        then.setattr(wire, "datetime", Clock)
+        old = signed()
+    assert "was signed more than 30 days ago" in enrols(hospital, old)
+    assert counts(hospital, old).error.code == REFUSED and enrols(hospital, signed()) == ""
 
 
 def test_all_runs_of_a_submitter_share_a_limit_that_others_do_not(tmp_path: Path) -> None:

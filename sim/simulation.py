@@ -69,6 +69,13 @@ class Resources:
     threads: that numerical libraries take in each process.
 
     Raises ConfigError for a number below 1.
+
+    >>> Resources().begin() is None  # this process makes the calls
+    True
+    >>> Resources(workers=0)
+    Traceback (most recent call last):
+        ...
+    polyclinic.errors.ConfigError: workers has the value 0, which must be a whole number of at least 1.
     """
 
     workers: int = 1

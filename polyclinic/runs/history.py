@@ -45,7 +45,11 @@ def records_in(content: bytes) -> dict[str, list[Record]]:
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a history that a checkpoint counts on: its first ``size`` bytes, and their SHA-256 in hex."""
+    """The part of a history that a checkpoint counts on: its first ``size`` bytes, and their SHA-256 in hex.
+
+    >>> Extent(0, hashlib.sha256().hexdigest()).sha256[:8]
+    'e3b0c442'
+    """
 
     size: int
     sha256: str
@@ -53,7 +57,15 @@ class Extent:
 
 @dataclass
 class History:
-    """A history file and what is in it: how many records of each kind, in how many bytes, and the digest of those."""
+    """A history file and what is in it: how many records of each kind, in how many bytes, and the digest of those.
+
+    >>> import tempfile
+    >>> history = History.begin(Path(tempfile.mkdtemp()) / "history.jsonl")
+    >>> extent = history.add({"row": [{"round": 1, "auroc": 0.81}]})
+    >>> after = history.add({"row": [{"round": 1, "auroc": 0.81}, {"round": 2, "auroc": 0.83}]})
+    >>> History.resume(history.path, extent)[1]["row"]  # what a checkpoint of round 1 counts on
+    [{'round': 1, 'auroc': 0.81}]
+    """
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)

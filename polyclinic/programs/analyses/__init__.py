@@ -73,6 +73,10 @@ class Result:
 
     title: In a reader's words. numbers: JSON that figures are drawn from, by the figure's name. notes: What a reader must know
     beside the tables, as sentences.
+
+    >>> ages = Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),))
+    >>> [table.name for table in Result("Baseline", (ages,), notes=("Ages are in years.",)).tables]
+    ['ages']
     """
 
     title: str
@@ -133,6 +137,12 @@ class Analysis(Statistic):
     ``task-options`` fill.
 
     By default nobody is held out, so that all of a hospital's patients count (``split.fraction``).
+
+    >>> from polyclinic.config import RunConfig
+    >>> from polyclinic.programs import program_of
+    >>> program = program_of(RunConfig(task="components"))
+    >>> isinstance(program, Analysis), program.judged, program.noisy(0.5)
+    (True, False, True)
     """
 
     def noisy(self, noise: float) -> bool:

@@ -352,10 +352,13 @@ def composed(spent: Spent) -> DpEvent:
 def check_told(history: History, relation: Relation) -> None:
     """Raises LookupError for what cannot be accounted, alone or with as many charges of other sites as there may be.
 
-    >>> check_told((Block("run-1", (("no event", 1),), charged=(("no event", 1),)),), "add-remove")
+    >>> from dp_accounting import RandomizedResponseDpEvent
+    >>> history = with_charge((), "run-1", entry_of(RandomizedResponseDpEvent(0.5, 2)))
+    >>> check_told(history, "replace-one")
+    >>> check_told(history, "add-remove")
     Traceback (most recent call last):
         ...
-    LookupError: Expecting value: line 1 column 1 (char 0)
+    LookupError: Randomised response answers for a patient who is there: relation must be 'replace-one'.
     """
     composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
     pieces_of(history)

@@ -42,11 +42,12 @@ class CentralDP(Wrapping):
 
     The metrics of training are not averaged, for they carry no noise. Raises ConfigError for a base that is no mean.
 
-    >>> from flwr.serverapp.strategy import FedAdam
-    >>> plan = CentralPlan(noise_multiplier=1.0, clip_norm=0.5, expected_sites=20, expected_weight=20)
-    >>> strategy = CentralDP(FedAdam(), plan, seed=0)
-    >>> strategy.clip_norm, strategy.plan.event(rounds=3)
-    (0.5, SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=1.0), count=3))
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAdam
+        >>> plan = CentralPlan(noise_multiplier=1.0, clip_norm=0.5, expected_sites=20, expected_weight=20)
+        >>> strategy = CentralDP(FedAdam(), plan, seed=0)
+        >>> strategy.clip_norm, strategy.plan.event(rounds=3)
+        (0.5, SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=1.0), count=3))
     """
 
     not_saved = ("plan", "weights", "ledger")
@@ -173,12 +174,13 @@ class CentralDP(Wrapping):
 def check_base(base: Strategy) -> None:
     """Raises ConfigError when the strategy needs each hospital's model, and not only their mean.
 
-    >>> from flwr.serverapp.strategy import FedAvg, FedMedian
-    >>> check_base(FedAvg())
-    >>> check_base(FedMedian())  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    polyclinic.errors.ConfigError: Central privacy releases a sum of updates, and FedMedian does ...
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg, FedMedian
+        >>> check_base(FedAvg())
+        >>> check_base(FedMedian())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Central privacy releases a sum of updates, and FedMedian does ...
     """
     if isinstance(base, CentralDP) or merge_by(base) is None:
         raise ConfigError(

@@ -21,13 +21,14 @@ class FedDyn(MovedMean):
 
     hospitals: How many there are, of which any number takes part in a round. alpha: The paper's alpha, of hospitals too.
 
-    >>> from types import SimpleNamespace
-    >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2))
-    >>> sites.gradient, sites.step = lambda models: models - 1, lambda models, gradient: models - 0.5 * gradient
-    >>> sites.kept = lambda name, first: first  # a hospital's first round
-    >>> trained = FedDyn.Local(alpha=0.1).round(sites)
-    >>> round(trained.model.item(), 3), round(trained.kept["drift"].item(), 4)
-    (0.725, -0.0725)
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2))
+        >>> sites.gradient, sites.step = lambda models: models - 1, lambda models, gradient: models - 0.5 * gradient
+        >>> sites.kept = lambda name, first: first  # a hospital's first round
+        >>> trained = FedDyn.Local(alpha=0.1).round(sites)
+        >>> round(trained.model.item(), 3), round(trained.kept["drift"].item(), 4)
+        (0.725, -0.0725)
     """
 
     @dataclass(frozen=True)

@@ -46,8 +46,9 @@ def merge_by(strategy: Strategy) -> str | None:
     A strategy of one's own whose first step is the mean weighted by its ``weighted_by_key`` declares
     ``associative = True``.
 
-    >>> merge_by(flower.FedAdam()), merge_by(flower.FedMedian())
-    ('num-examples', None)
+    Examples:
+        >>> merge_by(flower.FedAdam()), merge_by(flower.FedMedian())
+        ('num-examples', None)
     """
     # A function of one's own for metrics wants every hospital's.
     plain = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords) is aggregate_metricrecords
@@ -70,9 +71,10 @@ def _accepted(kind: type[Strategy]) -> tuple[list[str], bool]:
 def counts_hospitals(kind: type[Strategy]) -> bool:
     """Whether the strategy is told how many hospitals there are, so that none may come later.
 
-    >>> from polyclinic.strategies.scaffold import Scaffold
-    >>> counts_hospitals(Scaffold), counts_hospitals(flower.FedAvg)
-    (True, False)
+    Examples:
+        >>> from polyclinic.strategies.scaffold import Scaffold
+        >>> counts_hospitals(Scaffold), counts_hospitals(flower.FedAvg)
+        (True, False)
     """
     return "hospitals" in _accepted(kind)[0]
 
@@ -82,9 +84,10 @@ def local_half_of(kind: type[Strategy], options: Mapping[str, Any]) -> LocalHalf
 
     Raises ConfigError for a ``Local`` that is no such half, or that refuses its options.
 
-    >>> from polyclinic.strategies.ditto import Ditto
-    >>> local_half_of(Ditto, {"pull": 0.5}), local_half_of(flower.FedAvg, {}) == PLAIN
-    (Ditto.Local(pull=0.5), True)
+    Examples:
+        >>> from polyclinic.strategies.ditto import Ditto
+        >>> local_half_of(Ditto, {"pull": 0.5}), local_half_of(flower.FedAvg, {}) == PLAIN
+        (Ditto.Local(pull=0.5), True)
     """
     half = getattr(kind, "Local", None)
     if half is None:
@@ -127,12 +130,13 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[s
     Raises:
         ConfigError: naming an argument it does not take, and for a strategy that the round loop cannot do justice to.
 
-    >>> make_strategy(flower.FedAvgM, {"server_momentum": 0.5}, told={}).server_momentum
-    0.5
-    >>> make_strategy(flower.FedAvgM, {"fraction_train": 0.5}, told={})  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    polyclinic.errors.ConfigError: strategy-options names 'fraction-train', which the round loop ...
+    Examples:
+        >>> make_strategy(flower.FedAvgM, {"server_momentum": 0.5}, told={}).server_momentum
+        0.5
+        >>> make_strategy(flower.FedAvgM, {"fraction_train": 0.5}, told={})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: strategy-options names 'fraction-train', which the round loop ...
     """
     if kind.start is not Strategy.start:
         raise ConfigError(

@@ -52,11 +52,12 @@ class Expression:
             read so.
         compared: Numbers and texts that a column is compared with, or is to be among.
 
-    >>> condition = parse("age >= 60 and not missing(sbp)")
-    >>> condition.names
-    ('age', 'sbp')
-    >>> condition.holds(pd.DataFrame({"age": [72, 80, 45], "sbp": [140, None, 120]})).tolist()
-    [True, False, False]
+    Examples:
+        >>> condition = parse("age >= 60 and not missing(sbp)")
+        >>> condition.names
+        ('age', 'sbp')
+        >>> condition.holds(pd.DataFrame({"age": [72, 80, 45], "sbp": [140, None, 120]})).tolist()
+        [True, False, False]
     """
 
     text: str
@@ -90,13 +91,14 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
     Raises:
         ConfigError: In one sentence that begins with ``what``, for all that is not allowed.
 
-    >>> patients = pd.DataFrame({"los": [1, 5, 9], "sex": ["F", "M", "M"]})
-    >>> parse("los > 7 or sex == 'F'", columns=patients.columns).holds(patients).tolist()
-    [True, False, True]
-    >>> parse("lso > 7", columns=patients.columns)
-    Traceback (most recent call last):
-        ...
-    polyclinic.errors.ConfigError: expression: there is no column 'lso'. Did you mean 'los'?
+    Examples:
+        >>> patients = pd.DataFrame({"los": [1, 5, 9], "sex": ["F", "M", "M"]})
+        >>> parse("los > 7 or sex == 'F'", columns=patients.columns).holds(patients).tolist()
+        [True, False, True]
+        >>> parse("lso > 7", columns=patients.columns)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: expression: there is no column 'lso'. Did you mean 'los'?
     """
     if len(text) > LONGEST:
         raise ConfigError(f"{what} has {len(text):,} characters; it may have {LONGEST:,}.")
@@ -119,8 +121,9 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
 def numbers(cells: pd.Series, what: str) -> Floats:
     """Cells as floats, NaN where they are missing or infinite. Raises DataError for others.
 
-    >>> numbers(pd.Series(["1.5", "", "inf"]), "column 'crp'").tolist()
-    [1.5, nan, nan]
+    Examples:
+        >>> numbers(pd.Series(["1.5", "", "inf"]), "column 'crp'").tolist()
+        [1.5, nan, nan]
     """
     if pd.api.types.is_numeric_dtype(cells):
         return _finite(cells.to_numpy(dtype=np.float64, na_value=np.nan))

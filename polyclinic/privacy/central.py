@@ -43,10 +43,11 @@ class CentralPlan:
     adaptive clip norm is possible.
     Raises ConfigError naming the value that is out of range.
 
-    >>> from polyclinic.privacy.accounting import epsilon
-    >>> terms = CentralPlan(1.0, clip_norm=0.5, expected_sites=20, expected_weight=20, sample_rate=0.1)
-    >>> round(epsilon(terms.event(rounds=1), delta=1e-3), 2), round(epsilon(terms.event(rounds=10), delta=1e-3), 2)
-    (0.65, 1.57)
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> terms = CentralPlan(1.0, clip_norm=0.5, expected_sites=20, expected_weight=20, sample_rate=0.1)
+        >>> round(epsilon(terms.event(rounds=1), delta=1e-3), 2), round(epsilon(terms.event(rounds=10), delta=1e-3), 2)
+        (0.65, 1.57)
     """
 
     noise_multiplier: float
@@ -130,8 +131,9 @@ def count_noise(noise_multiplier: float, expected: float) -> float:
     A twentieth of the ``expected`` contributions (Andrew et al. 2021, section 3.1), or more where that would take over a
     tenth of the privacy: then the sum's noise grows by 5 %.
 
-    >>> count_noise(noise_multiplier=1.0, expected=100)
-    5.0
+    Examples:
+        >>> count_noise(noise_multiplier=1.0, expected=100)
+        5.0
     """
     return max(expected / 20, noise_multiplier / (2 * math.sqrt(_SHARE)))
 
@@ -142,8 +144,9 @@ def sum_noise_multiplier(noise_multiplier: float, count_std: float) -> float:
     z_sum = (z^-2 - (2 s)^-2)^(-1/2) for a count of bits shifted by 1/2, whose sensitivity is 1/2 (Andrew et al. 2021;
     precisions add). Raises ConfigError when the count alone would spend as much.
 
-    >>> round(sum_noise_multiplier(noise_multiplier=1.0, count_std=5.0), 3)
-    1.005
+    Examples:
+        >>> round(sum_noise_multiplier(noise_multiplier=1.0, count_std=5.0), 3)
+        1.005
     """
     if not 2 * count_std > noise_multiplier:
         raise ConfigError(
@@ -163,10 +166,11 @@ def noisy_fraction(unclipped: Sequence[bool], expected: float, count_std: float,
             multiplier of 2 ``count_std``.
         stream: Draws the noise.
 
-    >>> from polyclinic.privacy.streams import keyed_stream
-    >>> stream = keyed_stream(0, "count")  # of a simulation; a real hospital takes system_stream()
-    >>> round(noisy_fraction([True, True, False, True], expected=4, count_std=0.1, stream=stream), 2)
-    0.76
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> stream = keyed_stream(0, "count")  # of a simulation; a real hospital takes system_stream()
+        >>> round(noisy_fraction([True, True, False, True], expected=4, count_std=0.1, stream=stream), 2)
+        0.76
     """
     shifted = math.fsum((1.0 if bit else 0.0) - 0.5 for bit in unclipped)
     noisy = shifted + count_std * float(stream.normal(1)[0])
@@ -184,9 +188,10 @@ def next_clip_norm(clip_norm: float, unclipped: float, quantile: float, rate: fl
         quantile: Share of the contributions that should lie within the clip norm.
         rate: Learning rate of the clip norm's logarithm.
 
-    >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.9, quantile=0.5), 3)
-    0.923
-    >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.1, quantile=0.5), 3)
-    1.083
+    Examples:
+        >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.9, quantile=0.5), 3)
+        0.923
+        >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.1, quantile=0.5), 3)
+        1.083
     """
     return min(max(clip_norm * math.exp(-rate * (unclipped - quantile)), _SMALLEST), _LARGEST)

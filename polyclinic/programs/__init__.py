@@ -43,10 +43,11 @@ def program_of(config: RunConfig) -> Program:
 
     Raises ConfigError for an entry point that is no ``Program``, or options that it does not take.
 
-    >>> type(program_of(RunConfig())).__name__
-    'Supervised'
-    >>> type(program_of(RunConfig(task="synthesis", model="wgan"))).__name__
-    'Games'
+    Examples:
+        >>> type(program_of(RunConfig())).__name__
+        'Supervised'
+        >>> type(program_of(RunConfig(task="synthesis", model="wgan"))).__name__
+        'Games'
     """
     if is_program(config.task):
         return _brought(config)
@@ -62,12 +63,13 @@ def _own(config: RunConfig) -> Program:
 def forget_programs() -> None:
     """Look up anew what configurations name when a program is next asked for: a name may stand for another by then.
 
-    >>> program = program_of(RunConfig())
-    >>> program_of(RunConfig()) is program
-    True
-    >>> forget_programs()
-    >>> program_of(RunConfig()) is program
-    False
+    Examples:
+        >>> program = program_of(RunConfig())
+        >>> program_of(RunConfig()) is program
+        True
+        >>> forget_programs()
+        >>> program_of(RunConfig()) is program
+        False
     """
     _own.cache_clear()
 

@@ -15,11 +15,12 @@ from polyclinic.training.task import Task
 class Convex(Supervised):
     """The convex tasks, as ``output-perturbation``: a round is one release, without steps and batches.
 
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.programs import program_of
-    >>> program = program_of(RunConfig(task="output-perturbation", rounds=1))
-    >>> type(program).__name__, program.stepwise, program.price(program.settings(noise_multiplier=4.0))
-    ('Convex', False, GaussianDpEvent(noise_multiplier=4.0))
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="output-perturbation", rounds=1))
+        >>> type(program).__name__, program.stepwise, program.price(program.settings(noise_multiplier=4.0))
+        ('Convex', False, GaussianDpEvent(noise_multiplier=4.0))
     """
 
     stepwise: ClassVar[bool] = False

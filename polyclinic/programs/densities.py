@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 class Densities(Synthetic):
     """Synthetic patients by a normalizing flow, trained in private steps.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = Densities(RunConfig(task="synthesis", model="maf"))
-    >>> schema = dataset_of(program.config).schema
-    >>> program.recipe(program.layout(schema)).transforms, program.chosen(schema)
-    (3, '')
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Densities(RunConfig(task="synthesis", model="maf"))
+        >>> schema = dataset_of(program.config).schema
+        >>> program.recipe(program.layout(schema)).transforms, program.chosen(schema)
+        (3, '')
     """
 
     @property
@@ -91,11 +92,12 @@ class DensityHalf(Half):
 
     classes: (K,) frequencies of the label. The state's ``averaged`` is not yet corrected for its beginning at zero.
 
-    >>> from types import SimpleNamespace
-    >>> half = DensityHalf(SimpleNamespace(ema=0.5), classes=np.array([0.5, 0.5]))
-    >>> state, sent = half.absorb(1, half.first(), {}, Collected({"weight": np.array([2.0])}))
-    >>> state["averaged"]["weight"].tolist(), sent["weight"].tolist()
-    ([1.0], [2.0])
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> half = DensityHalf(SimpleNamespace(ema=0.5), classes=np.array([0.5, 0.5]))
+        >>> state, sent = half.absorb(1, half.first(), {}, Collected({"weight": np.array([2.0])}))
+        >>> state["averaged"]["weight"].tolist(), sent["weight"].tolist()
+        ([1.0], [2.0])
     """
 
     recipe: Recipe

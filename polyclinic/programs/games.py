@@ -42,10 +42,11 @@ _MOST_ROUNDS_NAMED = 5
 class Games(Synthetic):
     """Synthetic patients by a game of generator and critic.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = Games(RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}))
-    >>> program.by_game, program.choice.candidates, program.width(dataset_of(program.config).schema)
-    (True, 5, 32)
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Games(RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}))
+        >>> program.by_game, program.choice.candidates, program.width(dataset_of(program.config).schema)
+        (True, 5, 32)
     """
 
     by_game: ClassVar[bool] = True
@@ -169,12 +170,13 @@ class GameHalf(Half):
     A generator or critic that diverges is taken back to what it was before the round; the state's ``diverged`` has the
     rounds.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = Games(RunConfig(task="synthesis", model="wgan"))
-    >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.01)
-    >>> state = half.first()
-    >>> state["diverged"], half.candidates(state), len(half.question(1, state)) > 0
-    ([], {}, True)
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Games(RunConfig(task="synthesis", model="wgan"))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.01)
+        >>> state = half.first()
+        >>> state["diverged"], half.candidates(state), len(half.question(1, state)) > 0
+        ([], {}, True)
     """
 
     play: Play

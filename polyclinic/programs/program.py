@@ -39,9 +39,10 @@ State = dict[str, Any]
 class Reply:
     """What one hospital sent: its arrays, its weight in the mean, and the standard deviation of the noise in each entry.
 
-    >>> collected = Collected({}, replies={"7": Reply({"sum": np.array([0.5, 2.0])}, weight=120.0, noise=0.1)})
-    >>> {node: reply.weight for node, reply in collected.replies.items()}
-    {'7': 120.0}
+    Examples:
+        >>> collected = Collected({}, replies={"7": Reply({"sum": np.array([0.5, 2.0])}, weight=120.0, noise=0.1)})
+        >>> {node: reply.weight for node, reply in collected.replies.items()}
+        {'7': 120.0}
     """
 
     arrays: Arrays
@@ -58,9 +59,10 @@ class Collected:
         patients it is, by what is public.
     replies: By node, where the half wants each reply.
 
-    >>> collected = Collected({"sum": np.array([0.5, 2.0])}, noise=0.1, patients=300.0)
-    >>> collected.mean["sum"].tolist(), collected.replies  # the half does not want each reply
-    ([0.5, 2.0], {})
+    Examples:
+        >>> collected = Collected({"sum": np.array([0.5, 2.0])}, noise=0.1, patients=300.0)
+        >>> collected.mean["sum"].tolist(), collected.replies  # the half does not want each reply
+        ([0.5, 2.0], {})
     """
 
     mean: Arrays
@@ -76,10 +78,11 @@ class Choice:
     rows: Synthetic rows to which the classifier is fitted by which hospitals judge each candidate.
     epsilon: Pure epsilon of one hospital's choice (add or remove one patient); 0 without privacy.
 
-    >>> from polyclinic.programs import program_of
-    >>> config = RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}, privacy={"epsilon": 3.0})
-    >>> program_of(config).choice
-    Choice(candidates=5, selected=1, rows=2000, epsilon=0.3)
+    Examples:
+        >>> from polyclinic.programs import program_of
+        >>> config = RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}, privacy={"epsilon": 3.0})
+        >>> program_of(config).choice
+        Choice(candidates=5, selected=1, rows=2000, epsilon=0.3)
     """
 
     candidates: int
@@ -94,13 +97,14 @@ class Half(ABC):
     Its functions change nothing: what they learn is in the ``State`` that they return. All of it is post-processing of what
     hospitals paid for.
 
-    >>> class Largest(Half):
-    ...     def first(self): return {"largest": 0.0}
-    ...     def absorb(self, number, state, sent, collected):
-    ...         return {"largest": max(state["largest"], float(collected.mean["sum"].max()))}, {}
-    >>> half = Largest()
-    >>> half.absorb(1, half.first(), {}, Collected({"sum": np.array([0.5, 2.0])}))[0]
-    {'largest': 2.0}
+    Examples:
+        >>> class Largest(Half):
+        ...     def first(self): return {"largest": 0.0}
+        ...     def absorb(self, number, state, sent, collected):
+        ...         return {"largest": max(state["largest"], float(collected.mean["sum"].max()))}, {}
+        >>> half = Largest()
+        >>> half.absorb(1, half.first(), {}, Collected({"sum": np.array([0.5, 2.0])}))[0]
+        {'largest': 2.0}
     """
 
     #: Whether it wants every hospital's reply, in place of their mean.
@@ -144,12 +148,13 @@ class Half(ABC):
 class Program(ABC):
     """A kind of run with its configuration. What is said here holds for programs that train a model in steps.
 
-    >>> from polyclinic.programs import program_of
-    >>> program = program_of(RunConfig(training={"local_steps": 2}))
-    >>> program.stepwise, program.judged, program.price(program.settings(noise_multiplier=1.0)).count
-    (True, True, 2)
-    >>> program_of(RunConfig(task="output-perturbation")).round_is
-    'a release of its own'
+    Examples:
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(training={"local_steps": 2}))
+        >>> program.stepwise, program.judged, program.price(program.settings(noise_multiplier=1.0)).count
+        (True, True, 2)
+        >>> program_of(RunConfig(task="output-perturbation")).round_is
+        'a release of its own'
     """
 
     config: RunConfig

@@ -50,11 +50,12 @@ _MOVED = 0.2
 class Sums(Program):
     """A round is one sum of clipped vectors over all patients, of which hospitals send their parts.
 
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.programs import program_of
-    >>> program = program_of(RunConfig(task="synthesis", model="independent"))
-    >>> isinstance(program, Sums), program.first(dataset_of(program.config).schema), program.round_is
-    (True, {}, 'a release of its own')
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="synthesis", model="independent"))
+        >>> isinstance(program, Sums), program.first(dataset_of(program.config).schema), program.round_is
+        (True, {}, 'a release of its own')
     """
 
     stepwise: ClassVar[bool] = False
@@ -142,11 +143,12 @@ class Sums(Program):
 class SyntheticSums(Sums, Synthetic):
     """Synthetic patients by a method of sums.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
-    >>> method = program.method(dataset_of(program.config).schema)
-    >>> method.rounds, method.size(1, {})
-    (1, 1444)
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
+        >>> method = program.method(dataset_of(program.config).schema)
+        >>> method.rounds, method.size(1, {})
+        (1, 1444)
     """
 
     def method(self, schema: Schema) -> SynthesisMethod:
@@ -199,11 +201,12 @@ class SumsHalf(Half):
     - the ``rounds`` done;
     - of how many ``patients`` the last sum is.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
-    >>> half = program.half(dataset_of(program.config).schema, classes=[300.0, 100.0], learning_rate=0.0)
-    >>> half.first()["arrays"]["classes"].tolist(), half.synthesizer(half.first())  # no sum yet
-    ([0.75, 0.25], None)
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[300.0, 100.0], learning_rate=0.0)
+        >>> half.first()["arrays"]["classes"].tolist(), half.synthesizer(half.first())  # no sum yet
+        ([0.75, 0.25], None)
     """
 
     method: SumsMethod
@@ -271,12 +274,13 @@ class ModelMethod(SumsMethod, Protocol):
 class ModelHalf(Half):
     """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps.
 
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.programs import program_of
-    >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
-    >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.0)
-    >>> type(half).__name__, list(half.question(1, half.first()))
-    ('ModelHalf', ['round'])
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.0)
+        >>> type(half).__name__, list(half.question(1, half.first()))
+        ('ModelHalf', ['round'])
     """
 
     method: ModelMethod
@@ -307,11 +311,12 @@ class ModelHalf(Half):
 class ModelSums(Sums):
     """Task classification by rounds of sums, of which each makes the next model.
 
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.programs import program_of
-    >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
-    >>> isinstance(program, ModelSums), program.round_is, program.lets_join
-    (True, 'a noisy Newton step', True)
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
+        >>> isinstance(program, ModelSums), program.round_is, program.lets_join
+        (True, 'a noisy Newton step', True)
     """
 
     limits_noise: ClassVar[bool] = True

@@ -43,11 +43,12 @@ def _warn_of_probabilities(model: str) -> None:
 class Supervised(Program):
     """The run's ``task`` trains the run's ``model``; a program of another package says in ``trains`` what does.
 
-    >>> from polyclinic.config import RunConfig
-    >>> program = Supervised(RunConfig(model="logistic"))
-    >>> schema = dataset_of(program.config).schema
-    >>> program.objective(schema).columns, {name: array.shape for name, array in program.first(schema).items()}
-    (('0', '1'), {'0.weight': (2, 30), '0.bias': (2,)})
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Supervised(RunConfig(model="logistic"))
+        >>> schema = dataset_of(program.config).schema
+        >>> program.objective(schema).columns, {name: array.shape for name, array in program.first(schema).items()}
+        (('0', '1'), {'0.weight': (2, 30), '0.bias': (2,)})
     """
 
     @property

@@ -32,10 +32,11 @@ _LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
 class Pricing:
     """The terms by which a hospital's ledger measures what an event costs.
 
-    >>> from polyclinic.privacy.events import gaussian_event
-    >>> pricing = Pricing(delta=1e-5)
-    >>> round(pricing.cost(gaussian_event(4.0)), 2), round(pricing.calibrated(gaussian, 1.0).event.noise_multiplier, 2)
-    (0.93, 3.73)
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> pricing = Pricing(delta=1e-5)
+        >>> round(pricing.cost(gaussian_event(4.0)), 2), round(pricing.calibrated(gaussian, 1.0).event.noise_multiplier, 2)
+        (0.93, 3.73)
     """
 
     delta: float
@@ -75,8 +76,9 @@ class Plan(Protocol):
 class Answer:
     """What leaves a hospital: noised arrays, and public names of what they are of where the schema does not say.
 
-    >>> Answer({"patients": np.array([41.0, 18.0])}, names=("I10", "E11")).names
-    ('I10', 'E11')
+    Examples:
+        >>> Answer({"patients": np.array([41.0, 18.0])}, names=("I10", "E11")).names
+        ('I10', 'E11')
     """
 
     arrays: Arrays
@@ -90,10 +92,11 @@ class HospitalAnswer:
     event: what the answer cost. spent, budget: the ledger's epsilon now, and what it may be (None is unlimited).
     elsewhere: in how many other hospitals one of its patients may also be, at most.
 
-    >>> from polyclinic.privacy.events import gaussian_event
-    >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), gaussian_event(4.0), spent=1.4, budget=3.0)
-    >>> round(bill.cost, 2), bill.summary()["epsilon"], bill.summary()["budget"]
-    (0.93, 1.4, 3.0)
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), gaussian_event(4.0), spent=1.4, budget=3.0)
+        >>> round(bill.cost, 2), bill.summary()["epsilon"], bill.summary()["budget"]
+        (0.93, 1.4, 3.0)
     """
 
     site: str
@@ -121,9 +124,10 @@ class Conclusion:
 
     product: objects that were made of the answers, by name.
 
-    >>> count = Conclusion({"value": 61.0}, by_site=[{"value": 40.0}, {"value": 21.0}])
-    >>> count.figures["value"], [site["value"] for site in count.by_site]
-    (61.0, [40.0, 21.0])
+    Examples:
+        >>> count = Conclusion({"value": 61.0}, by_site=[{"value": 40.0}, {"value": 21.0}])
+        >>> count.figures["value"], [site["value"] for site in count.by_site]
+        (61.0, [40.0, 21.0])
     """
 
     figures: dict[str, Any]
@@ -175,12 +179,13 @@ def noisy(total: Ints, noise_multiplier: float | None, stream: Stream) -> Reals:
         noise_multiplier: Standard deviation of the noise over ``FINE``; None leaves the sum as it is.
         stream: Draws the noise.
 
-    >>> from polyclinic.privacy.mechanisms import FINE
-    >>> from polyclinic.privacy.streams import keyed_stream
-    >>> total = np.array([40, 2]) * FINE
-    >>> stream = keyed_stream(0, "noise")
-    >>> (noisy(total, 4.0, stream) / FINE).round(1).tolist(), (noisy(total, None, stream) / FINE).tolist()
-    ([37.1, -2.5], [40.0, 2.0])
+    Examples:
+        >>> from polyclinic.privacy.mechanisms import FINE
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> total = np.array([40, 2]) * FINE
+        >>> stream = keyed_stream(0, "noise")
+        >>> (noisy(total, 4.0, stream) / FINE).round(1).tolist(), (noisy(total, None, stream) / FINE).tolist()
+        ([37.1, -2.5], [40.0, 2.0])
     """
     given = total if noise_multiplier is None else gaussian(noise_multiplier).release(total, stream).value
     return np.asarray(given, dtype=np.float64)
@@ -189,12 +194,13 @@ def noisy(total: Ints, noise_multiplier: float | None, stream: Stream) -> Reals:
 def check_epsilon(epsilon: float | None) -> None:
     """Raises ConfigError unless a question may cost so much, or is exact (None).
 
-    >>> check_epsilon(1.0), check_epsilon(None)
-    (None, None)
-    >>> check_epsilon(1000.0)
-    Traceback (most recent call last):
-        ...
-    polyclinic.errors.ConfigError: epsilon must lie between 0.0001 and 100, got 1000.0.
+    Examples:
+        >>> check_epsilon(1.0), check_epsilon(None)
+        (None, None)
+        >>> check_epsilon(1000.0)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: epsilon must lie between 0.0001 and 100, got 1000.0.
     """
     if epsilon is not None and not _LEAST_EPSILON <= epsilon <= _MOST_EPSILON:
         raise ConfigError(f"epsilon must lie between {_LEAST_EPSILON} and {_MOST_EPSILON}, got {epsilon}.")
@@ -208,15 +214,16 @@ def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnsw
         schema: Of the hospitals.
         answers: Of each hospital, with its bill.
 
-    >>> from polyclinic.ehr.schema import Column
-    >>> from polyclinic.releases.statistics import Statistic
-    >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
-    >>> schema = Schema(name="ward", unit="record", columns=columns)
-    >>> question, cells = Statistic("count", epsilon=0.5), {"cells": np.array([61.0]), "errors": np.array([2.8])}
-    >>> event = question.plan(schema, Pricing(1e-5)).event
-    >>> answer = HospitalAnswer("north", Answer(cells), Pricing(1e-5), event, spent=0.5, budget=3.0)
-    >>> statement(question, schema, [answer])["value"]
-    61.0
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> from polyclinic.releases.statistics import Statistic
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> question, cells = Statistic("count", epsilon=0.5), {"cells": np.array([61.0]), "errors": np.array([2.8])}
+        >>> event = question.plan(schema, Pricing(1e-5)).event
+        >>> answer = HospitalAnswer("north", Answer(cells), Pricing(1e-5), event, spent=0.5, budget=3.0)
+        >>> statement(question, schema, [answer])["value"]
+        61.0
     """
     conclusion = question.conclude(schema, answers)
     sites = {answer.site: own | answer.summary() for answer, own in zip(answers, conclusion.by_site, strict=True)}
@@ -226,12 +233,13 @@ def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnsw
 def cost_together(answers: Sequence[HospitalAnswer], unit: str) -> dict[str, Any]:
     """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas.
 
-    >>> from polyclinic.privacy.events import gaussian_event
-    >>> event = gaussian_event(4.0)
-    >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), event, spent=1.0, budget=None, elsewhere=1)
-    >>> together = cost_together([bill, bill], unit="patient")  # a patient may be at two of the hospitals
-    >>> round(together["epsilon"], 2), together["overlap"]
-    (1.36, 2)
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> event = gaussian_event(4.0)
+        >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), event, spent=1.0, budget=None, elsewhere=1)
+        >>> together = cost_together([bill, bill], unit="patient")  # a patient may be at two of the hospitals
+        >>> round(together["epsilon"], 2), together["overlap"]
+        (1.36, 2)
     """
     first, delta = answers[0].pricing, max(answer.pricing.delta for answer in answers)
     cost = max(answer.cost for answer in answers)

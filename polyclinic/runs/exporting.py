@@ -44,12 +44,13 @@ class Scorer(nn.Module):
     It gives (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell
     that the schema does not allow has NaN.
 
-    >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
-    >>> schema = Schema(name="ward", unit="record", columns=columns)
-    >>> probabilities = lambda outputs: outputs.softmax(1)
-    >>> scorer = Scorer(schema, nn.Linear(1, 2), probabilities, scale=None, imputation="mean", imputer=None)
-    >>> scorer({"age": torch.tensor([30.0, 130.0])}).isnan().any(1).tolist()  # 130 is beyond the bounds
-    [False, True]
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> probabilities = lambda outputs: outputs.softmax(1)
+        >>> scorer = Scorer(schema, nn.Linear(1, 2), probabilities, scale=None, imputation="mean", imputer=None)
+        >>> scorer({"age": torch.tensor([30.0, 130.0])}).isnan().any(1).tolist()  # 130 is beyond the bounds
+        [False, True]
     """
 
     def __init__(
@@ -154,14 +155,15 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
 def scorer_of(run: Run) -> Scorer:
     """The run's model with its preprocessing. Raises ConfigError for a run whose predictions no function of one row gives.
 
-    >>> import tempfile
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.plugins import dataset_of
-    >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
-    >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
-    >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
-    >>> scorer_of(run)({column.name: torch.zeros(4) for column in schema.features}).shape
-    torch.Size([4, 2])
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.plugins import dataset_of
+        >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
+        >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
+        >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
+        >>> scorer_of(run)({column.name: torch.zeros(4) for column in schema.features}).shape
+        torch.Size([4, 2])
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
@@ -229,14 +231,15 @@ def description(run: Run, suffix: str) -> dict[str, Any]:
         run: A finished run of a classifier.
         suffix: The format of the model's file, on which the types of its inputs depend.
 
-    >>> import tempfile
-    >>> from polyclinic.config import RunConfig
-    >>> from polyclinic.plugins import dataset_of
-    >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
-    >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
-    >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
-    >>> list(description(run, ".onnx"))
-    ['run', 'model', 'model_sha256', 'epsilon', 'delta', 'inputs', 'output', 'not_allowed']
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.plugins import dataset_of
+        >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
+        >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
+        >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
+        >>> list(description(run, ".onnx"))
+        ['run', 'model', 'model_sha256', 'epsilon', 'delta', 'inputs', 'output', 'not_allowed']
     """
     schema, summary, texts = run.schema(), run.summary(), suffix == ".onnx"
     objective = program_of(run.config()).objective(schema)

@@ -27,11 +27,12 @@ if TYPE_CHECKING:
 class Simulation:
     """The simulated hospitals of a finished run, with the records that its task saw there.
 
-    >>> import tempfile
-    >>> from polyclinic.runs.folder import Run
-    >>> run = Run.create(RunConfig(dataset="breast-cancer", sites=3, out=tempfile.mkdtemp()))
-    >>> {site: shard.patients for site, shard in Simulation(run).shards.items()}
-    {'hospital-1': 63, 'hospital-2': 201, 'hospital-3': 305}
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.runs.folder import Run
+        >>> run = Run.create(RunConfig(dataset="breast-cancer", sites=3, out=tempfile.mkdtemp()))
+        >>> {site: shard.patients for site, shard in Simulation(run).shards.items()}
+        {'hospital-1': 63, 'hospital-2': 201, 'hospital-3': 305}
     """
 
     run: Run
@@ -62,8 +63,9 @@ class Simulation:
 class SimulatedDataset:
     """A dataset by name, with the schema's file, which may be ``written`` anew within a process.
 
-    >>> SimulatedDataset.of(RunConfig(dataset="breast-cancer")).load().schema.label.name
-    'malignant'
+    Examples:
+        >>> SimulatedDataset.of(RunConfig(dataset="breast-cancer")).load().schema.label.name
+        'malignant'
     """
 
     name: str
@@ -104,8 +106,9 @@ def _dataset_of(config: RunConfig, written: int) -> SimulatedDataset:
 class SimulatedRecords:
     """The records of a simulation's hospitals: a dataset and how it is dealt.
 
-    >>> SimulatedRecords.of(RunConfig(dataset="breast-cancer", sites=4)).words
-    'breast-cancer dealt to 4 hospitals by its own partitioner, seed 0, alpha 1.0'
+    Examples:
+        >>> SimulatedRecords.of(RunConfig(dataset="breast-cancer", sites=4)).words
+        'breast-cancer dealt to 4 hospitals by its own partitioner, seed 0, alpha 1.0'
     """
 
     dataset: SimulatedDataset
@@ -156,12 +159,13 @@ class SimulatedRecords:
 def read_imputer(path: str) -> Imputer:
     """The imputer in a file, read once until it is written anew. Raises DataError for a file that is none.
 
-    >>> import tempfile
-    >>> import numpy as np
-    >>> path = Path(tempfile.mkdtemp()) / "imputer.json"
-    >>> Imputer.checked(("age", "crp"), np.array([0.1, -0.4]), np.eye(2)).write(path)
-    >>> read_imputer(str(path)).features
-    ('age', 'crp')
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> path = Path(tempfile.mkdtemp()) / "imputer.json"
+        >>> Imputer.checked(("age", "crp"), np.array([0.1, -0.4]), np.eye(2)).write(path)
+        >>> read_imputer(str(path)).features
+        ('age', 'crp')
     """
     return _imputer(path, _written(path))
 
@@ -186,8 +190,9 @@ def simulated_delta(config: RunConfig) -> float:
     ``privacy.patients-per-site`` is public, they are so many at each hospital, which makes delta a function of public numbers.
     Else the number of patients counts as public.
 
-    >>> simulated_delta(RunConfig(dataset="breast-cancer")), simulated_delta(RunConfig(privacy={"delta": 1e-5}))
-    (0.0001, 1e-05)
+    Examples:
+        >>> simulated_delta(RunConfig(dataset="breast-cancer")), simulated_delta(RunConfig(privacy={"delta": 1e-5}))
+        (0.0001, 1e-05)
     """
     if config.privacy.delta:
         return config.privacy.delta
@@ -198,9 +203,10 @@ def simulated_delta(config: RunConfig) -> float:
 def settled(config: RunConfig) -> RunConfig:
     """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta.
 
-    >>> config = RunConfig(dataset="breast-cancer")
-    >>> config.privacy.delta, settled(config).privacy.delta
-    (0.0, 0.0001)
+    Examples:
+        >>> config = RunConfig(dataset="breast-cancer")
+        >>> config.privacy.delta, settled(config).privacy.delta
+        (0.0, 0.0001)
     """
     config = config.settled(SimulatedDataset.of(config).load().schema)
     return config.changed({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
@@ -209,11 +215,12 @@ def settled(config: RunConfig) -> RunConfig:
 def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital.
 
-    >>> check_simulation(settled(RunConfig(dataset="breast-cancer")))
-    >>> check_simulation(RunConfig(dataset="breast-cancer", privacy={"delta": 0.1}))  # doctest: +ELLIPSIS
-    Traceback (most recent call last):
-        ...
-    polyclinic.errors.ConfigError: Configuration key 'privacy.delta' has the value 0.1, which must ...
+    Examples:
+        >>> check_simulation(settled(RunConfig(dataset="breast-cancer")))
+        >>> check_simulation(RunConfig(dataset="breast-cancer", privacy={"delta": 0.1}))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Configuration key 'privacy.delta' has the value 0.1, which must ...
     """
     largest = max(simulated_shards(config), key=lambda shard: shard.trained_on)
     if config.privacy.dp and config.privacy.delta >= 1 / largest.trained_on:
@@ -227,8 +234,9 @@ def check_simulation(config: RunConfig) -> None:
 def simulated_sites(config: RunConfig) -> list[str]:
     """The names of the simulated hospitals in order of their index.
 
-    >>> simulated_sites(RunConfig(dataset="breast-cancer", sites=3))
-    ['hospital-1', 'hospital-2', 'hospital-3']
+    Examples:
+        >>> simulated_sites(RunConfig(dataset="breast-cancer", sites=3))
+        ['hospital-1', 'hospital-2', 'hospital-3']
     """
     return list(SimulatedRecords.of(config).shards())
 
@@ -236,8 +244,9 @@ def simulated_sites(config: RunConfig) -> list[str]:
 def simulated_patients(config: RunConfig) -> list[int]:
     """Training patients of the simulated hospitals, in the same order: how dear each is to train.
 
-    >>> simulated_patients(RunConfig(dataset="breast-cancer", sites=3))
-    [43, 149, 219]
+    Examples:
+        >>> simulated_patients(RunConfig(dataset="breast-cancer", sites=3))
+        [43, 149, 219]
     """
     return [shard.trained_on for shard in simulated_shards(config)]
 
@@ -245,8 +254,9 @@ def simulated_patients(config: RunConfig) -> list[int]:
 def simulated_shards(config: RunConfig) -> list[Shard]:
     """The records of the simulated hospitals, in the same order.
 
-    >>> [(shard.site, shard.patients, shard.trained_on) for shard in simulated_shards(RunConfig(sites=3))]
-    [('hospital-1', 63, 43), ('hospital-2', 201, 149), ('hospital-3', 305, 219)]
+    Examples:
+        >>> [(shard.site, shard.patients, shard.trained_on) for shard in simulated_shards(RunConfig(sites=3))]
+        [('hospital-1', 63, 43), ('hospital-2', 201, 149), ('hospital-3', 305, 219)]
     """
     return list(SimulatedRecords.of(config).shards().values())
 
@@ -254,10 +264,11 @@ def simulated_shards(config: RunConfig) -> list[Shard]:
 def forget_datasets() -> None:
     """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then.
 
-    >>> before = simulated_shards(RunConfig())[0]
-    >>> forget_datasets()
-    >>> simulated_shards(RunConfig())[0] is before
-    False
+    Examples:
+        >>> before = simulated_shards(RunConfig())[0]
+        >>> forget_datasets()
+        >>> simulated_shards(RunConfig())[0] is before
+        False
     """
     SimulatedDataset.load.cache_clear()
     SimulatedRecords.shards.cache_clear()

@@ -20,9 +20,10 @@ class _Part(BaseModel):
 class Metrics(_Part):
     """Metrics on held-out patients after the last round. ``released``: whether policies let them leave.
 
-    >>> metrics = Metrics(auroc=0.91)
-    >>> metrics.auroc, metrics.loss
-    (0.91, None)
+    Examples:
+        >>> metrics = Metrics(auroc=0.91)
+        >>> metrics.auroc, metrics.loss
+        (0.91, None)
     """
 
     auroc: Number = None
@@ -36,8 +37,9 @@ class Metrics(_Part):
 class SiteMetrics(Metrics):
     """One hospital's metrics, and what it spent.
 
-    >>> SiteMetrics(auroc=0.91, patients=120, epsilon=2.4).epsilon
-    2.4
+    Examples:
+        >>> SiteMetrics(auroc=0.91, patients=120, epsilon=2.4).epsilon
+        2.4
     """
 
     patients: Number = None
@@ -51,9 +53,10 @@ class SiteMetrics(Metrics):
 class AllMetrics(_Part):
     """Over all held-out patients together, as the mean over hospitals, and of each hospital by its name.
 
-    >>> metrics = AllMetrics.model_validate({"pooled": {"auroc": 0.91}, "sites": {"north": {"patients": 120}}})
-    >>> metrics.pooled.auroc, metrics.sites["north"].patients, metrics.macro.auroc
-    (0.91, 120, None)
+    Examples:
+        >>> metrics = AllMetrics.model_validate({"pooled": {"auroc": 0.91}, "sites": {"north": {"patients": 120}}})
+        >>> metrics.pooled.auroc, metrics.sites["north"].patients, metrics.macro.auroc
+        (0.91, 120, None)
     """
 
     pooled: Metrics = Metrics()
@@ -64,8 +67,9 @@ class AllMetrics(_Part):
 class Privacy(_Part):
     """The guarantee to a patient. ``central``: the guarantee to whole hospitals, None without.
 
-    >>> Privacy(epsilon=2.4, delta=1e-5, private=True).unit
-    'patient'
+    Examples:
+        >>> Privacy(epsilon=2.4, delta=1e-5, private=True).unit
+        'patient'
     """
 
     epsilon: Number = None
@@ -87,8 +91,9 @@ class Privacy(_Part):
 class Summary(_Part):
     """A finished run. ``version``: of the format; a file without one is of version 1.
 
-    >>> Summary.model_validate({"rounds": 3, "privacy": {"epsilon": 1.5}}).privacy.epsilon
-    1.5
+    Examples:
+        >>> Summary.model_validate({"rounds": 3, "privacy": {"epsilon": 1.5}}).privacy.epsilon
+        1.5
     """
 
     version: Literal[1] = 1

@@ -54,7 +54,9 @@ def entries() -> dict[str, object]:
 def test_every_public_entry_has_an_example() -> None:
     public = entries()
     assert len(public) > 250
-    assert {name for name, thing in public.items() if ">>>" not in (thing.__doc__ or "")} == PROTOCOLS
+    # Without the heading the site shows an example as a quotation.
+    without = {name for name, thing in public.items() if not re.search(r"Examples:\n +>>> ", thing.__doc__ or "")}
+    assert without == PROTOCOLS
 
 
 @pytest.mark.parametrize("module", [

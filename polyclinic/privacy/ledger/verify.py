@@ -46,8 +46,9 @@ _RULE = (
 class Finding:
     """What is wrong with a charge of a site, or with the site itself where ``seq`` is None.
 
-    >>> print(Finding("north", 3, "its hash is not that of what it records"))
-    north, charge 3: its hash is not that of what it records.
+    Examples:
+        >>> print(Finding("north", 3, "its hash is not that of what it records"))
+        north, charge 3: its hash is not that of what it records.
     """
 
     site: str
@@ -66,12 +67,13 @@ def verify_all(path: Path, site: str | None = None) -> list[Statement]:
 
     Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
 
-    >>> import tempfile
-    >>> from polyclinic.privacy.accounting import gaussian_event
-    >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5))
-    >>> after = ledger.charge(gaussian_event(4.0), "train", "run-1", round=1)
-    >>> [(site["site"], site["intact"], site["findings"]) for site in verify_all(ledger.path)]
-    [('north', True, [])]
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5))
+        >>> after = ledger.charge(gaussian_event(4.0), "train", "run-1", round=1)
+        >>> [(site["site"], site["intact"], site["findings"]) for site in verify_all(ledger.path)]
+        [('north', True, [])]
     """
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     by_site = read_sites(path, [ledger.site for ledger in ledgers])
@@ -102,11 +104,12 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
 
     Damaged charges are shown as they are; epsilon and risk are None where one cannot be accounted.
 
-    >>> import tempfile
-    >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
-    >>> site = verified(ledger.terms, ledger.recorded())
-    >>> site["epsilon"], site["budget"], site["intact"]
-    (0.0, 3.0, True)
+    Examples:
+        >>> import tempfile
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
+        >>> site = verified(ledger.terms, ledger.recorded())
+        >>> site["epsilon"], site["budget"], site["intact"]
+        (0.0, 3.0, True)
     """
     findings = [Finding(terms.site, seq, problem) for seq, problem in recorded.breaks()]
     unknown = list(_unaccountable(terms, recorded.rows))
@@ -177,12 +180,13 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
             unless ``force``.
         DataError: if the ledger is none.
 
-    >>> import tempfile
-    >>> folder = Path(tempfile.mkdtemp())
-    >>> ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", delta=1e-5))
-    >>> statements = export([ledger], folder / "ledger.json")
-    >>> list(json.loads((folder / "ledger.json").read_text()))
-    ['hashes', 'sites']
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", delta=1e-5))
+        >>> statements = export([ledger], folder / "ledger.json")
+        >>> list(json.loads((folder / "ledger.json").read_text()))
+        ['hashes', 'sites']
     """
     formats: dict[str, Callable[..., str]] = {".json": _as_json, ".csv": _as_csv}
     if out.suffix not in formats:

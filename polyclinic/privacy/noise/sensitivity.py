@@ -40,8 +40,9 @@ class Participation:
 
     Raises ConfigError if either is not a whole number of at least 1.
 
-    >>> Participation(separation=10, times=5).within(steps=30)
-    3
+    Examples:
+        >>> Participation(separation=10, times=5).within(steps=30)
+        3
     """
 
     separation: int

@@ -114,7 +114,7 @@ def test_hospital_and_coordinator_are_upgraded_as_the_page_says(
                 assert mixed["hospitals"]["north"]["polyclinic"] == polyclinic.__version__
                 assert f"the coordinator has version '{EARLIER}'" in federation.log("north")
         else:
-            assert words == ["install", "--upgrade", "polyclinic"], line
+            assert words[:4] == ["install", "--upgrade", "-c", "constraints.txt"], line
     last = run().folder.versions()
     assert last["coordinator"]["polyclinic"] == last["hospitals"]["north"]["polyclinic"] == polyclinic.__version__
     ledger = Ledger.read(federation.folder / "north" / "home" / "ledger.sqlite")

@@ -8,6 +8,7 @@ own, or take over one that waits. Here the last two are for the coordinator's ma
 from __future__ import annotations
 
 import ipaddress
+import json
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 CONTROL = "/v1/control/"
 #: How calls of the control begin that change nothing.
 READING = ("list-", "get-", "show-", "stream-", "pull-")
+_NO_PERMISSIONS = 9  # flwr.supercore.error.ApiErrorCode.NO_PERMISSIONS
 #: How paths begin that anybody may ask: what nodes ask is authenticated by their keys.
 OPEN = ("/v1/fleet/", "/health")
 
@@ -63,10 +65,10 @@ async def refuse(send: Any, status: int, why: str) -> None:
         status: HTTP's.
         why: The answer, a sentence.
     """
-    await send(
-        {"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}
-    )
-    await send({"type": "http.response.body", "body": why.encode()})
+    # As Flower's own errors are, so that its command line shows the sentence.
+    body = json.dumps({"code": _NO_PERMISSIONS, "detail": why}).encode()
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"application/json")]})
+    await send({"type": "http.response.body", "body": body})
 
 
 async def whole(receive: Any) -> tuple[bytes, Callable[[], Awaitable[Any]]]:

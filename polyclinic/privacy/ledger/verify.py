@@ -184,8 +184,8 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
         >>> import tempfile
         >>> folder = Path(tempfile.mkdtemp())
         >>> ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", delta=1e-5))
-        >>> statements = export([ledger], folder / "ledger.json")
-        >>> list(json.loads((folder / "ledger.json").read_text()))
+        >>> statements = export([ledger], folder / "statement.json")
+        >>> list(json.loads((folder / "statement.json").read_text()))
         ['hashes', 'sites']
     """
     formats: dict[str, Callable[..., str]] = {".json": _as_json, ".csv": _as_csv}

@@ -20,6 +20,7 @@ from typing import Any
 from polyclinic.client.home.approvals import pause, stop
 from polyclinic.client.home.journal import NAME, append
 from polyclinic.client.home.marks import LEDGERS, charges_since
+from polyclinic.client.home.submissions import SUBMITTED, write_down
 from polyclinic.deployment import coordinator
 from polyclinic.deployment.backup import MANIFEST
 from polyclinic.deployment.coordinator import DATABASE, Coordinator
@@ -187,6 +188,8 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
     for entry in history.entries:
         for name, charges in entry.get("charged", {}).items():
             charged.setdefault(name, []).append(charges)
+        if entry.get("event") == SUBMITTED:
+            write_down(home, entry)
     brought = 0
     for name, every in charged.items():
         rows = [Row._make(row) for charges in every for row in charges["rows"]]

@@ -27,8 +27,8 @@ from polyclinic.evaluation.formats import (
 from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
 from polyclinic.evaluation.privacy_text import (
-    RELATIONS,
     NOT_RELEASED,
+    RELATIONS,
     central_sentence,
     composition,
     covered,

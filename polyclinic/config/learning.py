@@ -176,7 +176,7 @@ class Training(Keys):
     optimizer: Literal["auto", "sgd", "adam", "adamw", "rmsprop", "newton"] = Field(
         "auto",
         description="The hospitals' optimizer. sgd (DP-SGD; DP-GD at sample-rate 1), adam, adamw, rmsprop: steps along clipped, "
-        "noised gradients; newton: noisy Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md); "
+        "noised gradients. newton: noisy Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md). "
         "auto: newton for classes by model logistic and strategy fedavg where no key of training describes steps, else sgd.",
     )
     recalibrate: bool = Field(

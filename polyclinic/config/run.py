@@ -205,7 +205,7 @@ class RunConfig(Keys):
         0.0,
         ge=0,
         description="GPUs of this machine, or of the cluster of ray-address, that the workers of a simulation share, each at "
-        "most one; 0 trains on the processor. Above 0 a real hospital trains on its node's GPU, and refuses to enrol without one.",
+        "most one; 0 trains on the processor. Above 0 a real hospital trains on its node's GPU; without one it refuses to enrol.",
     )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")

@@ -120,9 +120,10 @@ class RunConfig(Keys):
 
     A section is given as its own class or as a mapping of its keys. Raises ConfigError as ``build`` does.
 
-    >>> config = RunConfig(rounds=5, privacy=Privacy(epsilon=1), training={"local_steps": 2})
-    >>> config.privacy.epsilon, config.training.local_steps, config.flat()["privacy.epsilon"]
-    (1.0, 2, 1.0)
+    Examples:
+        >>> config = RunConfig(rounds=5, privacy=Privacy(epsilon=1), training={"local_steps": 2})
+        >>> config.privacy.epsilon, config.training.local_steps, config.flat()["privacy.epsilon"]
+        (1.0, 2, 1.0)
     """
 
     dataset: str = Field(

@@ -192,4 +192,6 @@ def _log_between(above: Tensor) -> Tensor:
     far = above.new_full((*above.shape[:-1], 1), _FAR)
     high, low = torch.cat([far, above], -1), torch.cat([above, -far], -1)
     apart = -torch.expm1((low - high).clamp(max=-_NARROW))
-    return functional.logsigmoid(high) + functional.logsigmoid(-low) + apart.log()
+    # torch's logsigmoid fails on a GPU where a patient's gradient is taken row by row.
+    none = torch.zeros_like(high)
+    return apart.log() - torch.logaddexp(none, -high) - torch.logaddexp(none, low)

@@ -178,10 +178,15 @@ def test_dropout_on_a_gpu_does_not_depend_on_the_stack() -> None:
     def build() -> nn.Module:
         return nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
 
+    def sites() -> list[SiteWork]:
+        return [replace(site, layers=keyed_stream(0, "layers", place)) for place, site in enumerate(work(SIZES))]
+
     chosen = settings(device="cuda")
-    together = classification.train(build, start_of(build), work(SIZES), chosen)
-    again = classification.train(build, start_of(build), work(SIZES), chosen)
+    together = classification.train(build, start_of(build), sites(), chosen)
+    again = classification.train(build, start_of(build), sites(), chosen)
     assert_equal(together, again, 0.0)
+    apart = [classification.train(build, start_of(build), [site], chosen)[0] for site in sites()]
+    assert_equal(together, apart, 1e-6)
 
 
 OPTIMIZERS = {

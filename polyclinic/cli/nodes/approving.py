@@ -35,8 +35,10 @@ def pending(
     listed = [run for run in listed if every or run["state"] == "pending"]
     columns = ("run", "terms", "state", "task", "model", "rounds", "epsilon", "asked")
     rows = [[run["terms"][:DIGITS] if name == "terms" else str(run[name]) for name in columns] for run in listed]
+    shown = table(columns, rows, words=("run", "terms", "state", "task", "model"))
+    shown.columns[0].no_wrap = True  # the name is copied into the next command
     none = "No run has asked." if every else "No run waits."
-    answer(as_json, listed, table(columns, rows, words=("run", "terms", "state", "task", "model")) if listed else none)
+    answer(as_json, listed, shown if listed else none)
     if not node.policy.require_approval:
         deploying.warn(
             ["The policy has require-approval at false: runs that it allows begin without anybody's approval."]

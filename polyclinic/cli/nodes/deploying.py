@@ -26,9 +26,7 @@ if TYPE_CHECKING:
 Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
 Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
 Backup = Annotated[Path, typer.Argument(help="The backup.")]
-Restored = Annotated[
-    Path, typer.Argument(help="The folder that is to be there again; one that is there is moved aside first.")
-]
+Restored = Annotated[Path, typer.Argument(help="The folder to be made; move aside one that is there.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")]
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")

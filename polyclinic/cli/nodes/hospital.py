@@ -107,7 +107,7 @@ def status(
     folder: Folder,
     as_json: Json = False,
 ) -> None:
-    """Whether the coordinator answers, when certificates end, and what the ledger says; works offline."""
+    """Whether the coordinator answers, when certificates end, and what the ledger says; also where no coordinator answers."""
     with loading():
         from polyclinic.deployment.certificates import expiry_warnings
         from polyclinic.deployment.monitoring.status import hospital_status

@@ -1,4 +1,4 @@
-"""Nodes of one machine that take turns: it works on as many messages at once as it has processors, and on one more.
+"""Nodes of one machine that take turns: it works on two messages at once for each of its processors.
 
 A message that waits for its turn stays at the SuperLink, where nothing of it expires; its ClientApp, which takes 400 MB, has not
 been started. Begun all at once, the ClientApps of thirty nodes on two processors miss each other's time limits.
@@ -52,7 +52,7 @@ def turns_here() -> Turns:
     folder = Path(tempfile.gettempdir()) / f"polyclinic-nodes-{os.getuid()}"
     with suppress(OSError):
         folder.mkdir(mode=0o700, exist_ok=True)
-    return Turns(folder, (os.cpu_count() or 1) + 1)
+    return Turns(folder, 2 * (os.cpu_count() or 1))
 
 
 def take_turns(node: Any, turns: Turns) -> None:

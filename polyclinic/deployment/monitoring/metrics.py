@@ -19,6 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from polyclinic.client.home.approvals import approvals
 from polyclinic.client.home.journal import NAME, entry_of
 from polyclinic.deployment.certificates import days_left
 from polyclinic.deployment.monitoring.checks import OK, Check
@@ -67,14 +68,15 @@ class _Journal:
 
 
 class HospitalMetrics(Collector):
-    """Of the hospital whose home this is: messages by kind and outcome, rounds, seconds, bytes, and what its ledger says.
+    """Of the hospital whose home this is: messages by kind and outcome, rounds, seconds, bytes, what its ledger says, and how
+    many runs wait for a person.
 
     home: folder of journal and ledger. ca: the authority's certificate. checks: made at each scrape. What cannot be read is
     left out; ``polyclinic_ledger_intact`` is then 0.
     """
 
     def __init__(self, home: Path, ca: Path | None = None, checks: Checks = tuple) -> None:
-        self._ledger, self._held_out = home / "ledger.sqlite", home / "held-out.sqlite"
+        self._home, self._ledger, self._held_out = home, home / "ledger.sqlite", home / "held-out.sqlite"
         self._journal = _Journal(home / NAME)
         self._certificates, self._checks = [ca] if ca else [], checks
 
@@ -83,6 +85,10 @@ class HospitalMetrics(Collector):
         yield _of_checks(self._checks())
         self._journal.follow()
         yield from self._of_messages()
+        with suppress(PolyclinicError):
+            # Not those whose approval ended: most of them are runs that have long finished.
+            waiting = sum(approval.state == "pending" for approval in approvals(self._home))
+            yield _gauge("hospital_pending_runs", "Runs on which nobody here has decided.", waiting)
         if self._ledger.exists():
             yield from _of_ledger(self._ledger)
         if self._held_out.exists():

@@ -78,6 +78,7 @@ def _train(
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
+    in_host = min(memory_limit, MEMORY_LIMIT)  # noise is drawn in the processor's memory, also for a GPU
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
     loops = looped(layers, settings, next(module.parameters()).dtype)
     # A site's own rows alone decide, so that its update does not depend on what it is stacked with.
@@ -99,7 +100,8 @@ def _train(
         if settings.apart and private:
             cut = partial(patient_blocks, at_once=_patients_at_once(module, row_bytes, held))
         own_loops = loops if group[0] in in_loops else None
-        trained = _Stacked(module, arrays, some, settings, partial(_of_batches, compute, cut), memory_limit, own_loops)
+        sums_of = partial(_of_batches, compute, cut)
+        trained = _Stacked(module, arrays, some, settings, sums_of, in_host, own_loops)
         updates.update(zip(group, trained.updates(), strict=True))
     return [updates[index] for index in range(len(work))]
 

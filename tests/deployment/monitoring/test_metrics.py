@@ -24,6 +24,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from polyclinic.client.home.approvals import approvals, decide
 from polyclinic.client.home.journal import append
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.hospital import HospitalNode
@@ -75,6 +76,21 @@ def test_a_hospitals_metrics_are_what_its_journal_and_ledger_say(tmp_path: Path)
     spent = ledger(hospital).spent()
     assert found["polyclinic_epsilon_spent"] == pytest.approx(spent)
     assert found["polyclinic_epsilon_left"] == pytest.approx(2.0 - spent) and found["polyclinic_ledger_intact"] == 1
+
+
+def test_runs_on_which_nobody_has_decided_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = f'{STRICT}require-approval = true\nallowed-runs = ["installed"]\n'
+    hospital, home = make_hospital(tmp_path, policy), tmp_path / "home"
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", str(hospital))
+    metrics = HospitalMetrics(home)
+    assert scrape(metrics)["polyclinic_hospital_pending_runs"] == 0
+    assert train(hospital).has_error()
+    assert scrape(metrics)["polyclinic_hospital_pending_runs"] == 1
+    [waiting] = approvals(home)
+    decide(home, waiting.run, waiting.digest, "approved", 1e-6)  # which has ended by now
+    assert scrape(metrics)["polyclinic_hospital_pending_runs"] == 0
+    (home / "approvals" / "r.json").write_text("{")
+    assert "polyclinic_hospital_pending_runs" not in scrape(metrics)
 
 
 def test_a_damaged_ledger_and_torn_lines_show_and_stop_nothing(tmp_path: Path) -> None:

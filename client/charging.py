@@ -83,10 +83,10 @@ class Release(Generic[R]):
         )
 
     def _limits(self, call: Call[R]) -> tuple[Limit, ...]:
-        """The policy's, where the run, or the question, that a person approved may cost as much as it asked for: a question for
-        one answer."""
+        """The policy's, where the run, or the question, that a person approved or signed may cost as much as it asked for: a
+        question for one answer."""
         hospital, most = call.hospital, call.hospital.approved_epsilon(call.config)
-        if hospital.waits_for_people and isinstance(call.request, AskRequest):
+        if hospital.holds_to_terms and isinstance(call.request, AskRequest):
             most = epsilon(self.event(call), hospital.terms.delta, "pld", hospital.terms.relation)
         elif self.account is open_held_out and not hospital.moves_patients and most < math.inf:
             most = hospital.metrics_epsilon(call.config) or 0.0

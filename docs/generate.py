@@ -76,7 +76,7 @@ def needs() -> str:
             "| keys | have an effect only with | else |", "|---|---|---|"]  # fmt: skip
     for effect in (*EFFECTS, NOT_UNDER_FLOWER):
         keys = ", ".join(f"all of `[{key}]`" if key in SECTIONS else f"`{key}`" for key in effect.keys)
-        keys += "".join(f" but `{key}`" for key in effect.but)
+        keys += f" except {', '.join(f'`{key}`' for key in effect.but)}" if effect.but else ""
         rows.append(f"| {keys} | {effect.needs} | {'told' if effect.noted else 'refused'} |")
     return "\n".join(rows) + "\n"
 

@@ -37,8 +37,9 @@ class BudgetRefused(PolyclinicError):
 def nearest(name: str, names: Iterable[str]) -> str:
     """``" Did you mean 'x'?"`` for the one of ``names`` that begins with ``name``, is closest to it or has it as a word; or "".
 
-    >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
-    (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
+    Examples:
+        >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
+        (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
     """
     every, name = list(names), str(name)  # of a damaged file it may be bytes
     plain = name.casefold()
@@ -51,8 +52,9 @@ def nearest(name: str, names: Iterable[str]) -> str:
 def pointed(text: object) -> str:
     """A sentence's end for text that is a number with a decimal comma, and "" for any other.
 
-    >>> pointed("3,5"), pointed("3;5")
-    (' with a point: 3.5', '')
+    Examples:
+        >>> pointed("3,5"), pointed("3;5")
+        (' with a point: 3.5', '')
     """
     is_number = re.fullmatch(r"-?\d*,\d+(e-?\d+)?", str(text), re.IGNORECASE)
     return f" with a point: {str(text).replace(',', '.')}" if is_number else ""

@@ -179,12 +179,13 @@ class Federation:
 
         The schema is drafted from the records, which no epsilon covers; the run's notes say so.
 
-        >>> import numpy as np, pandas as pd
-        >>> age = np.arange(200) % 60 + 30
-        >>> table = pd.DataFrame({"mrn": range(200), "age": age, "died": (age + np.arange(200) % 7 > 62).astype(int)})
-        >>> federation = Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="died", patient="mrn")
-        >>> federation.config.dataset
-        'tables'
+        Examples:
+            >>> import numpy as np, pandas as pd
+            >>> age = np.arange(200) % 60 + 30
+            >>> table = pd.DataFrame({"mrn": range(200), "age": age, "died": (age + np.arange(200) % 7 > 62).astype(int)})
+            >>> federation = Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="died", patient="mrn")
+            >>> federation.config.dataset
+            'tables'
         """
         if not isinstance(tables, Mapping) or not tables:
             raise ConfigError("from_tables takes a table for each hospital: {'north': frame_or_path, 'south': ...}.")
@@ -292,9 +293,10 @@ class Federation:
         Raises:
             ConfigError: for what cannot be described, before a charge. BudgetRefused: when every hospital's budget refuses.
 
-        >>> table = Federation.from_dataset("breast-cancer").describe(["mean_radius"], by="malignant", exact=True).table
-        >>> table["Overall"].tolist()
-        ['569', '14.1 (3.5)', '13.4 [11.7, 15.8]']
+        Examples:
+            >>> table = Federation.from_dataset("breast-cancer").describe(["mean_radius"], by="malignant", exact=True).table
+            >>> table["Overall"].tolist()
+            ['569', '14.1 (3.5)', '13.4 [11.7, 15.8]']
         """
         question = Description(tuple(columns), by, epsilon=asking.cost(epsilon, None, exact, None), **options)
         place = asking.new_ledger(Path(self.config.out)) if ledger is None else Path(ledger)
@@ -355,11 +357,12 @@ class Federation:
         A run that finished in ``out`` is not repeated, and one that was broken off goes on. A run that fails has its reason as
         ``status``.
 
-        >>> import tempfile
-        >>> federation = Federation.from_dataset("breast-cancer", rounds=1, out=tempfile.mkdtemp())
-        >>> table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
-        >>> table.groupby("privacy.epsilon")["auroc"].count().tolist()
-        [2, 2]
+        Examples:
+            >>> import tempfile
+            >>> federation = Federation.from_dataset("breast-cancer", rounds=1, out=tempfile.mkdtemp())
+            >>> table = federation.sweep(privacy={"epsilon": [1, 3]}, seeds=2)
+            >>> table.groupby("privacy.epsilon")["auroc"].count().tolist()
+            [2, 2]
         """
         flat = flat_keys(options, SECTIONS)
         lists = {key: value for key, value in flat.items() if isinstance(value, list)}

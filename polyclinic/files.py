@@ -184,9 +184,10 @@ def as_text(value: T) -> T | str:
 
     Numbers are returned as they are. OWASP, "CSV Injection".
 
-    >>> as_text('=HYPERLINK("http://example.org")')
-    '\\'=HYPERLINK("http://example.org")'
-    >>> as_text("St. Elsewhere"), as_text(-1.5)
-    ('St. Elsewhere', -1.5)
+    Examples:
+        >>> as_text('=HYPERLINK("http://example.org")')
+        '\\'=HYPERLINK("http://example.org")'
+        >>> as_text("St. Elsewhere"), as_text(-1.5)
+        ('St. Elsewhere', -1.5)
     """
     return f"'{value}" if isinstance(value, str) and value.lstrip(" ").startswith(_FORMULA) else value

@@ -188,8 +188,9 @@ def best_before(losses: Sequence[float]) -> int | None:
 
     Returns None elsewhere, and for fewer than four losses.
 
-    >>> best_before([0.5, 0.25, 0.4, 0.375]), best_before([0.5, 0.4, 0.3, 0.3]), best_before([0.2, 0.3, 0.4])
-    (1, None, None)
+    Examples:
+        >>> best_before([0.5, 0.25, 0.4, 0.375]), best_before([0.5, 0.4, 0.3, 0.3]), best_before([0.2, 0.3, 0.4])
+        (1, None, None)
     """
     span = max(2, len(losses) // 4)
     if len(losses) < 2 * span or fmean(losses[-span:]) <= (1 + _RISEN) * min(losses):
@@ -267,9 +268,10 @@ def is_far_off(off: Mapping[str, Any], bins: Sequence[Mapping[str, Any]], number
         bins: Of each tenth of the rows, its ``share`` and the mean ``observed``.
         numbers: Whether the label is a number, not a class.
 
-    >>> bins = [{"share": 0.5, "observed": 0.1}, {"share": 0.5, "observed": 0.3}]
-    >>> [is_far_off({"value": x, "low": x - 0.01, "high": x + 0.01}, bins, False) for x in (0.008, -0.018, -0.022)]
-    [False, False, True]
+    Examples:
+        >>> bins = [{"share": 0.5, "observed": 0.1}, {"share": 0.5, "observed": 0.3}]
+        >>> [is_far_off({"value": x, "low": x - 0.01, "high": x + 0.01}, bins, False) for x in (0.008, -0.018, -0.022)]
+        [False, False, True]
     """
     if off.get("low") is None or off["low"] <= 0 <= off["high"]:
         return False
@@ -284,8 +286,9 @@ def last_fall(losses: Sequence[float]) -> float:
     Returns 0 for less than 2 %, and for less than two standard errors by how unevenly the losses changed by round. It
     returns 0 also where the last loss is not below that mean, and for fewer than four losses.
 
-    >>> last_fall([0.6, 0.5, 0.4, 0.3]), last_fall([0.6, 0.3, 0.3, 0.3, 0.3]), last_fall([0.5, 0.4, 0.3])
-    (0.36363636363636376, 0.0, 0.0)
+    Examples:
+        >>> last_fall([0.6, 0.5, 0.4, 0.3]), last_fall([0.6, 0.3, 0.3, 0.3, 0.3]), last_fall([0.5, 0.4, 0.3])
+        (0.36363636363636376, 0.0, 0.0)
     """
     span = max(2, len(losses) // 4)
     if len(losses) < 2 * span:

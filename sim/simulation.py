@@ -69,6 +69,14 @@ class Resources:
     threads: that numerical libraries take in each process.
 
     Raises ConfigError for a number below 1.
+
+    Examples:
+        >>> Resources().begin() is None  # this process makes the calls
+        True
+        >>> Resources(workers=0)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: workers has the value 0, which must be a whole number of at least 1.
     """
 
     workers: int = 1
@@ -113,7 +121,7 @@ def simulate(
         ConfigError: for a number of nodes or a seed that cannot be, or a Ray cluster that does not answer.
         PolyclinicError: when every reply of a node was an error. What the ServerApp raises passes through.
 
-    Example:
+    Examples:
         >>> from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
         >>> from flwr.clientapp import ClientApp
         >>> from flwr.serverapp import Grid, ServerApp

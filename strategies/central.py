@@ -41,6 +41,13 @@ class CentralDP(Wrapping):
     seed: of a simulation, whose noise anyone can repeat; None draws from the system's entropy.
 
     The metrics of training are not averaged, for they carry no noise. Raises ConfigError for a base that is no mean.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAdam
+        >>> plan = CentralPlan(noise_multiplier=1.0, clip_norm=0.5, expected_sites=20, expected_weight=20)
+        >>> strategy = CentralDP(FedAdam(), plan, seed=0)
+        >>> strategy.clip_norm, strategy.plan.event(rounds=3)
+        (0.5, SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=1.0), count=3))
     """
 
     not_saved = ("plan", "weights", "ledger")
@@ -165,7 +172,16 @@ class CentralDP(Wrapping):
 
 
 def check_base(base: Strategy) -> None:
-    """Raises ConfigError when the strategy needs each hospital's model, and not only their mean."""
+    """Raises ConfigError when the strategy needs each hospital's model, and not only their mean.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg, FedMedian
+        >>> check_base(FedAvg())
+        >>> check_base(FedMedian())  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Central privacy releases a sum of updates, and FedMedian does ...
+    """
     if isinstance(base, CentralDP) or merge_by(base) is None:
         raise ConfigError(
             f"Central privacy releases a sum of updates, and {type(base).__name__} does not start from their mean; take "

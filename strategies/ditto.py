@@ -13,7 +13,14 @@ from polyclinic.training.task import TrainSettings
 
 
 class Ditto(FedAvg):
-    """FedAvg over the shared models; the hospitals' own never reach the server."""
+    """FedAvg over the shared models; the hospitals' own never reach the server.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig, train_settings
+        >>> settings = train_settings(RunConfig(strategy="ditto", training={"local_steps": 3}), noise_multiplier=None)
+        >>> [(part.name, part.gradients) for part in Ditto.Local(pull=0.5).passes(settings)]  # of the patients, in a round
+        [('', 3), ('personal', 3)]
+    """
 
     associative = True
 

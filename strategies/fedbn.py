@@ -13,7 +13,16 @@ from polyclinic.training.modules import normalisation_arrays
 
 
 class FedBN(FedAvg):
-    """FedAvg over what is shared, of which normalisation layers are no part."""
+    """FedAvg over what is shared, of which normalisation layers are no part.
+
+    Examples:
+        >>> FedBN.Local().stays(nn.Sequential(nn.Linear(30, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)))[:2]
+        ['1.weight', '1.bias']
+        >>> FedBN.Local().stays(nn.Linear(30, 2))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Configuration key 'strategy' has the value 'fedbn', but the ...
+    """
 
     associative = True
 

@@ -20,6 +20,15 @@ class FedDyn(MovedMean):
     """Algorithm 1's server: the unweighted mean of the hospitals' models, less what their drift adds up to.
 
     hospitals: How many there are, of which any number takes part in a round. alpha: The paper's alpha, of hospitals too.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2))
+        >>> sites.gradient, sites.step = lambda models: models - 1, lambda models, gradient: models - 0.5 * gradient
+        >>> sites.kept = lambda name, first: first  # a hospital's first round
+        >>> trained = FedDyn.Local(alpha=0.1).round(sites)
+        >>> round(trained.model.item(), 3), round(trained.kept["drift"].item(), 4)
+        (0.725, -0.0725)
     """
 
     @dataclass(frozen=True)

@@ -25,6 +25,15 @@ class FedNova(MovedMean):
 
     Section 4 of the paper, with plain gradient steps, whose normalising vector sums to their number. A hospital weighs as many
     patients as it has.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> settings = SimpleNamespace(local_steps=4)
+        >>> sites = SimpleNamespace(model=torch.zeros(3, 1), settings=settings, numbers=[0, 1, 2], round=1)
+        >>> sites.gradient, sites.step = lambda models: -torch.ones(3, 1), lambda models, gradient: models - 0.5 * gradient
+        >>> trained = FedNova.Local(fewest_steps=1).round(sites)
+        >>> trained.metrics, trained.model.flatten().tolist()
+        ({'steps-taken': [2.0, 1.0, 2.0]}, [1.0, 0.5, 1.0])
     """
 
     @dataclass(frozen=True)

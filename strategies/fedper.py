@@ -12,7 +12,14 @@ from polyclinic.training.modules import matching_arrays
 
 
 class FedPer(FedAvg):
-    """FedAvg over the layers that are shared."""
+    """FedAvg over the layers that are shared.
+
+    Examples:
+        >>> FedPer.Local().stays(nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2)))
+        ['2.weight', '2.bias']
+        >>> FedPer.Local(layers="*.bias").stays(nn.Sequential(nn.Linear(30, 8), nn.ReLU(), nn.Linear(8, 2)))
+        ['0.bias', '2.bias']
+    """
 
     associative = True
 

@@ -13,7 +13,16 @@ from polyclinic.training.local import LocalHalf, Sites, Trained
 
 @dataclass(frozen=True)
 class Proximal(LocalHalf):
-    """Steps on the loss plus ``mu / 2`` times the squared distance to the model that was sent, equation 2 of the paper."""
+    """Steps on the loss plus ``mu / 2`` times the squared distance to the model that was sent, equation 2 of the paper.
+
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2))
+        >>> sites.gradient, sites.step = lambda models: -torch.ones(1, 1), lambda models, gradient: models - 0.5 * gradient
+        >>> Proximal(mu=0.0).round(sites).model.item(), Proximal(mu=1.0).round(sites).model.item()
+        (1.0, 0.75)
+    """
 
     mu: float
 

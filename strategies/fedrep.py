@@ -16,7 +16,14 @@ from polyclinic.training.task import TrainSettings
 
 
 class FedRep(FedAvg):
-    """FedAvg over the representation; heads never reach the server."""
+    """FedAvg over the representation; heads never reach the server.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig, train_settings
+        >>> settings = train_settings(RunConfig(strategy="fedrep", training={"local_steps": 4}), noise_multiplier=None)
+        >>> [(part.name, part.gradients) for part in FedRep.Local(head_steps=1).passes(settings)]
+        [('', 3), ('head', 1)]
+    """
 
     associative = True
 

@@ -15,7 +15,16 @@ from polyclinic.training.local import LocalHalf, Penalty, Sites, Trained, rows_w
 
 
 class MOON(FedAvg):
-    """FedAvg over models that are trained with a contrastive term."""
+    """FedAvg over models that are trained with a contrastive term.
+
+    Examples:
+        >>> MOON.Local(weight=0.5).penalises  # the term is a part of each patient's own loss
+        True
+        >>> MOON.Local(temperature=0.0)
+        Traceback (most recent call last):
+            ...
+        ValueError: temperature must be a number above 0 and at most 1e+06, got 0.0
+    """
 
     associative = True
 

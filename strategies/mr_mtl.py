@@ -16,7 +16,17 @@ from polyclinic.training.local import LocalHalf, Sites, Trained
 
 
 class MRMTL(FedAvg):
-    """The mean of the hospitals' models, which each of them is then held near to."""
+    """The mean of the hospitals' models, which each of them is then held near to.
+
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=1))
+        >>> sites.own, sites.gradient = lambda: torch.ones(1, 1), torch.zeros_like
+        >>> sites.step = lambda models, gradient: models - 0.5 * gradient
+        >>> [MRMTL.Local(pull=pull).round(sites).model.item() for pull in (0.0, 0.5, 1.0)]  # from 1 towards the mean, 0
+        [1.0, 0.75, 0.5]
+    """
 
     associative = True
 

@@ -13,7 +13,17 @@ from polyclinic.training.task import TrainSettings
 
 
 class PerFedAvg(FedAvg):
-    """FedAvg over the models from which hospitals adapt."""
+    """FedAvg over the models from which hospitals adapt.
+
+    Examples:
+        >>> import torch
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=1))
+        >>> sites.gradient, sites.step = lambda models, *name: models - 1, lambda models, gradient: models - 0.5 * gradient
+        >>> trained = PerFedAvg.Local(inner_rate=0.5).round(sites)
+        >>> trained.own.item(), trained.model.item()  # what the hospital evaluates with, and what it sends
+        (0.5, 0.25)
+    """
 
     associative = True
 

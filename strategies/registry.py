@@ -45,6 +45,10 @@ def merge_by(strategy: Strategy) -> str | None:
 
     A strategy of one's own whose first step is the mean weighted by its ``weighted_by_key`` declares
     ``associative = True``.
+
+    Examples:
+        >>> merge_by(flower.FedAdam()), merge_by(flower.FedMedian())
+        ('num-examples', None)
     """
     # A function of one's own for metrics wants every hospital's.
     plain = getattr(strategy, "train_metrics_aggr_fn", aggregate_metricrecords) is aggregate_metricrecords
@@ -65,7 +69,13 @@ def _accepted(kind: type[Strategy]) -> tuple[list[str], bool]:
 
 
 def counts_hospitals(kind: type[Strategy]) -> bool:
-    """Whether the strategy is told how many hospitals there are, so that none may come later."""
+    """Whether the strategy is told how many hospitals there are, so that none may come later.
+
+    Examples:
+        >>> from polyclinic.strategies.scaffold import Scaffold
+        >>> counts_hospitals(Scaffold), counts_hospitals(flower.FedAvg)
+        (True, False)
+    """
     return "hospitals" in _accepted(kind)[0]
 
 
@@ -73,6 +83,11 @@ def local_half_of(kind: type[Strategy], options: Mapping[str, Any]) -> LocalHalf
     """What the strategy has hospitals do in a round, with its fields from ``options``; plain steps where it has no ``Local``.
 
     Raises ConfigError for a ``Local`` that is no such half, or that refuses its options.
+
+    Examples:
+        >>> from polyclinic.strategies.ditto import Ditto
+        >>> local_half_of(Ditto, {"pull": 0.5}), local_half_of(flower.FedAvg, {}) == PLAIN
+        (Ditto.Local(pull=0.5), True)
     """
     half = getattr(kind, "Local", None)
     if half is None:
@@ -114,6 +129,14 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[s
 
     Raises:
         ConfigError: naming an argument it does not take, and for a strategy that the round loop cannot do justice to.
+
+    Examples:
+        >>> make_strategy(flower.FedAvgM, {"server_momentum": 0.5}, told={}).server_momentum
+        0.5
+        >>> make_strategy(flower.FedAvgM, {"fraction_train": 0.5}, told={})  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: strategy-options names 'fraction-train', which the round loop ...
     """
     if kind.start is not Strategy.start:
         raise ConfigError(

@@ -29,6 +29,15 @@ class Scaffold(MovedMean):
 
     hospitals: how many there are, of which any number takes part in a round. server_learning_rate: how far of the way to
     the mean the model goes. Not associative: it needs each hospital's change of its control variate.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2, learning_rate=0.5))
+        >>> sites.kept, sites.received = lambda name, first: first, lambda name: torch.ones(1, 1)
+        >>> sites.gradient, sites.step = lambda models: models + 1, lambda models, gradient: models - 0.5 * gradient
+        >>> trained = Scaffold.Local().round(sites)
+        >>> trained.model.item(), trained.sent["control"].item()
+        (-1.5, 0.5)
     """
 
     @dataclass(frozen=True)

@@ -149,13 +149,13 @@ def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> N
     Args:
         hospital: The hospital that is asked.
         request: The message, with the run's name and its round.
-        config: The run's configuration, with the number of rounds that was approved.
+        config: The run's configuration, with the number of rounds that was approved or signed.
 
     Raises:
         BudgetRefused: The hospital has paused, the run waits or was denied, or the round is after the last.
     """
-    if hospital.policy.require_approval and (round := getattr(request, "round", 0)) > config.rounds:
-        raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run that was approved for {config.rounds}.")
+    if hospital.holds_to_terms and (round := getattr(request, "round", 0)) > config.rounds:
+        raise BudgetRefused(f"{hospital.site}: round {round} is asked of a run of {config.rounds} rounds.")
     if obstacle := standing(hospital, request, config):
         raise BudgetRefused(f"{hospital.site}: {obstacle['refusal']}.")
 

@@ -120,6 +120,11 @@ class Hospital:
         return not self.simulated and not _typed_here.get()
 
     @property
+    def holds_to_terms(self) -> bool:
+        """Whether a run may cost what its configuration says and no more, since a person approved or signed that."""
+        return self.under_control and (self.policy.require_approval or bool(self.policy.submitters))
+
+    @property
     def moves_patients(self) -> bool:
         """Whether a run chose who is held out, so that each ledger's patients may be on either side."""
         return not self.simulated and self.records.split != OWN_SPLIT
@@ -132,15 +137,16 @@ class Hospital:
         return 0.0 if config.evaluation.metrics == "none" else self.policy.metrics_epsilon
 
     def approved_epsilon(self, config: RunConfig) -> float:
-        """What a run that a person approved may cost a ledger that trains; infinite without privacy or where nobody has to."""
+        """What a run that a person approved or signed may cost a ledger that trains; infinite without privacy or where nobody
+        has to."""
         metrics = self.metrics_epsilon(config) or 0.0 if self.moves_patients else 0.0  # both ledgers pay for all
-        return config.privacy.epsilon + metrics if self.waits_for_people and config.privacy.dp else float("inf")
+        return config.privacy.epsilon + metrics if self.holds_to_terms and config.privacy.dp else float("inf")
 
     def limits(self, approved: float, submitter: str) -> tuple[Limit, ...]:
         """What a run may cost beside others.
 
         Args:
-            approved: What a person has approved for the run.
+            approved: What a person has approved or signed for the run.
             submitter: Who signed the run; the policy may limit all runs of that person.
 
         Returns:

@@ -67,7 +67,7 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         append(home, entry)
         # Quoted, so that nobody's words make a second line of the log.
         details = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
-        level = INFO if entry["event"] == "answered" else WARNING
+        level = INFO if entry["event"] in ("answered", "waits") else WARNING
         log(level, "Polyclinic: %s", ", ".join((f"{entry['event']} {entry['kind']!r}", *details)))
     except (OSError, DataError) as error:
         log(ERROR, "The journal %s cannot be written: %s", home / NAME, error)
@@ -141,7 +141,7 @@ def _outcome(reply: Message) -> dict[str, Any]:
         return {"event": event, "why": str(reply.error.reason)[:_LONGEST]}
     fields: Any = reply.content.get(RECORD, {})
     if hasattr(fields, "get") and fields.get("refusal"):
-        return {"event": "refused", "why": str(fields["refusal"])[:_LONGEST]}
+        return {"event": "waits" if fields.get("waits") else "refused", "why": str(fields["refusal"])[:_LONGEST]}
     epsilon = fields.get("epsilon") if hasattr(fields, "get") else None
     return {"event": "answered", **({"epsilon": epsilon} if isinstance(epsilon, float) else {})}
 

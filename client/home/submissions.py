@@ -1,16 +1,20 @@
 """Whose runs the hospital takes: where its policy names submitters, those that one of them has signed.
 
-A signature is good for the first run that brings it, which is written down in the hospital's home. So a coordinator cannot
-submit the same again under another name, and the limits of a submitter count all of their runs.
+A signature is good for the first run that brings it in time, which is written down in the hospital's home and its journal. So a
+coordinator cannot submit the same again under another name, and the limits of a submitter count all of their runs.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 from polyclinic.client.home.hospital import Hospital
+from polyclinic.client.home.journal import append
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import BudgetRefused, DataError
@@ -18,9 +22,13 @@ from polyclinic.files import SECRET, write_file
 from polyclinic.releases.kinds import question_of_key, write_question
 from polyclinic.releases.survey import Survey
 from polyclinic.wire.messages import Request
-from polyclinic.wire.submissions import submission
+from polyclinic.wire.submissions import signed_at, submission
 
 FOLDER = "submissions"
+#: The event of a line of the journal.
+SUBMITTED = "submitted"
+# For how long after it was made the first run may bring a signature: what was signed for others is not kept for later.
+_DAYS = 30
 
 
 def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> None:
@@ -51,17 +59,29 @@ def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> 
             "--key, through a coordinator that changes no setting."
         )
     question = str(getattr(request, "question", ""))
-    if question and question != _question(config, hospital.schema):
-        raise BudgetRefused(f"{hospital.site}: {name!r} signed another question than this one.")
+    if question != _question(config, hospital.schema):
+        what = "another question than this one" if question else "a question, and no training"
+        raise BudgetRefused(f"{hospital.site}: {name!r} signed {what}.")
     path = hospital.home / FOLDER / f"{identity}.json"
     if not path.exists():
-        path.parent.mkdir(mode=0o700, exist_ok=True)
-        with suppress(FileExistsError):  # another message of the run was quicker
-            write_file(path, json.dumps({"run": request.run, "submitter": name}), mode=SECRET, exclusive=True)
+        if datetime.now(UTC) - signed_at(signature) > timedelta(days=_DAYS):
+            raise BudgetRefused(f"{hospital.site}: the run was signed more than {_DAYS} days ago; submit it anew.")
+        # The journal first, which a restore reads.
+        entry = {"event": SUBMITTED, "kind": "submission", "run": request.run, "by": name, "terms": identity}
+        append(hospital.home, entry)
+        write_down(hospital.home, entry)
     if (run := _read(path)["run"]) != request.run:
         raise BudgetRefused(
             f"{hospital.site}: run {run!r} has used this signature of {name!r} already; each run needs its own."
         )
+
+
+def write_down(home: Path, entry: Mapping[str, Any]) -> None:
+    """Writes down whose run has brought a signature, as a line of the journal says, unless another run was quicker."""
+    path = home / FOLDER / f"{entry['terms']}.json"
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    with suppress(FileExistsError):
+        write_file(path, json.dumps({"run": entry["run"], "submitter": entry["by"]}), mode=SECRET, exclusive=True)
 
 
 def submitted_runs(home: Path, submitter: str) -> frozenset[str]:

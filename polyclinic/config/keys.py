@@ -71,8 +71,9 @@ def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str,
 
     Raises ConfigError for a key that is written in two ways.
 
-    >>> flat_keys({"rounds": 3, "privacy": {"max_grad_norm": 1.0}, "secure.bits": 20}, ("privacy", "secure"))
-    {'rounds': 3, 'privacy.max-grad-norm': 1.0, 'secure.bits': 20}
+    Examples:
+        >>> flat_keys({"rounds": 3, "privacy": {"max_grad_norm": 1.0}, "secure.bits": 20}, ("privacy", "secure"))
+        {'rounds': 3, 'privacy.max-grad-norm': 1.0, 'secure.bits': 20}
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():
@@ -95,8 +96,9 @@ def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str,
 def nested_keys(flat: Mapping[str, Any]) -> dict[str, Any]:
     """``section.key`` as a mapping of the section's keys, in the order of ``flat``.
 
-    >>> nested_keys({"rounds": 3, "secure.bits": 20})
-    {'rounds': 3, 'secure': {'bits': 20}}
+    Examples:
+        >>> nested_keys({"rounds": 3, "secure.bits": 20})
+        {'rounds': 3, 'secure': {'bits': 20}}
     """
     nested: dict[str, Any] = {}
     for key, value in flat.items():

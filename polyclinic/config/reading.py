@@ -38,8 +38,9 @@ def keyword_arguments(text: str) -> dict[str, Any]:
 def written(value: object) -> object:
     """A mapping as ``key=value`` pairs, a list or a number as its text; anything else as it is.
 
-    >>> written({"eta": 0.1, "name": "x"}), written([64, 32]), written(16)
-    ("eta=0.1, name='x'", '64, 32', '16')
+    Examples:
+        >>> written({"eta": 0.1, "name": "x"}), written([64, 32]), written(16)
+        ("eta=0.1, name='x'", '64, 32', '16')
     """
     if isinstance(value, Mapping):
         return ", ".join(f"{key}={_toml(content)}" for key, content in value.items())

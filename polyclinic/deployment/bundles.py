@@ -20,7 +20,7 @@ from polyclinic.config import RunConfig
 
 INSTALLED = "installed"
 CLIENT_APP = "polyclinic.client_app:app"
-_MOST_BYTES = 1_000_000  # of a pyproject.toml, ten times what all keys need
+_MOST_BYTES = 1_000_000  # of a file in a bundle without code, ten times what all keys need
 
 
 def own_bundle() -> str:
@@ -96,6 +96,8 @@ def _brings_no_code(content: bytes, config: dict[str, Any]) -> bool:
     """Whether nothing but the app's own description is in it, and that names our app."""
     with zipfile.ZipFile(io.BytesIO(content)) as bundle:
         if sorted(bundle.namelist()) != [".info/CONTENT", "pyproject.toml"]:
+            return False
+        if any(file.file_size > _MOST_BYTES for file in bundle.infolist()):
             return False
     try:
         app = config["tool"]["flwr"]["app"]

@@ -20,6 +20,7 @@ from typing import Any
 from polyclinic.client.home.approvals import pause, stop
 from polyclinic.client.home.journal import NAME, append
 from polyclinic.client.home.marks import LEDGERS, charges_since
+from polyclinic.client.home.submissions import SUBMITTED, write_down
 from polyclinic.deployment import coordinator
 from polyclinic.deployment.backup import MANIFEST
 from polyclinic.deployment.coordinator import DATABASE, Coordinator
@@ -180,6 +181,8 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
     for entry in history.entries:
         for name, charged in entry.get("charged", {}).items():
             brought += _take_up(home / name, Terms(*charged["terms"]), list(map(Row._make, charged["rows"])))
+        if entry.get("event") == SUBMITTED:
+            write_down(home, entry)
     if history.entries and charges_since(home, history.entries[-1].get("ledgers", {}))[1]:
         raise DataError("The ledger in the backup is not the one of which the journal tells; take another backup.")
     denied = {

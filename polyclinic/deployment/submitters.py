@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
 import tomli_w
@@ -45,8 +45,8 @@ class Submitter(BaseModel):
     role: Role = "submit"
 
 
-class _Submitters(RootModel[dict[str, Submitter]]):
-    pass
+class _Submitters(RootModel[Annotated[dict[str, Submitter], Field(min_length=1)]]):
+    """At least one: where nobody is listed, whoever reaches the control may use it."""
 
 
 class _Named(BaseModel):
@@ -157,10 +157,15 @@ def add_submitter(folder: Path, file: Path, role: Role) -> PublicKey:
 
 
 def remove_submitter(folder: Path, name: str) -> None:
-    """Ends a person's rights at once. Raises ConfigError for one who is not listed."""
+    """Ends a person's rights at once. Raises ConfigError for one who is not listed, or who is the last."""
     listed = submitters(folder)
     if name not in listed:
         raise ConfigError(f"Nobody is listed as {name!r}; listed are {several(listed) or 'none'}.")
+    if len(listed) == 1:
+        raise ConfigError(
+            f"{name!r} is the only person listed; add another first, or delete {folder / FILE}, after which whoever reaches the "
+            "control may do everything."
+        )
     _write(folder, {other: submitter for other, submitter in listed.items() if other != name})
 
 
@@ -180,7 +185,9 @@ def problem(listed: Mapping[str, Submitter], name: str, signature: str, path: st
         age = (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()
     except (KeyError, ValueError, TypeError):
         return f"{name[:100]!r} is not listed here, or the signature is another's."
-    if not is_signed(public, given, _statement(name, time, nonce, path, body)):
+    # Spelled otherwise, a call that was made would pass for another one.
+    spelled = f"{time} {nonce} {given.hex()}"
+    if signature != spelled or not is_signed(public, given, _statement(name, time, nonce, path, body)):
         return f"{name[:100]!r} is not listed here, or the signature is another's."
     if abs(age) > TOLERANCE:
         return f"The call's time is {age:+.0f} seconds from this machine's; set the clock that is wrong."

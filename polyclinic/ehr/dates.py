@@ -37,8 +37,9 @@ def iso_dates(cells: pd.Series) -> pd.Series | None:
 
     None for times of day, and where the day or the month may stand first and no cell decides which.
 
-    >>> iso_dates(pd.Series(["2024-03-01", "31/12/2023", "1 Mar 2024"])).tolist()
-    ['2024-03-01T00:00:00', '2023-12-31T00:00:00', '2024-03-01T00:00:00']
+    Examples:
+        >>> iso_dates(pd.Series(["2024-03-01", "31/12/2023", "1 Mar 2024"])).tolist()
+        ['2024-03-01T00:00:00', '2023-12-31T00:00:00', '2024-03-01T00:00:00']
     """
     row, unique = pd.factorize(cells)
     own = pd.Series(unique, dtype=object)

@@ -51,6 +51,13 @@ class Expression:
         reads: As what, each "number", "text", "date" or "set of codes". ``holds`` never raises where every cell can be
             read so.
         compared: Numbers and texts that a column is compared with, or is to be among.
+
+    Examples:
+        >>> condition = parse("age >= 60 and not missing(sbp)")
+        >>> condition.names
+        ('age', 'sbp')
+        >>> condition.holds(pd.DataFrame({"age": [72, 80, 45], "sbp": [140, None, 120]})).tolist()
+        [True, False, False]
     """
 
     text: str
@@ -83,6 +90,15 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
 
     Raises:
         ConfigError: In one sentence that begins with ``what``, for all that is not allowed.
+
+    Examples:
+        >>> patients = pd.DataFrame({"los": [1, 5, 9], "sex": ["F", "M", "M"]})
+        >>> parse("los > 7 or sex == 'F'", columns=patients.columns).holds(patients).tolist()
+        [True, False, True]
+        >>> parse("lso > 7", columns=patients.columns)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: expression: there is no column 'lso'. Did you mean 'los'?
     """
     if len(text) > LONGEST:
         raise ConfigError(f"{what} has {len(text):,} characters; it may have {LONGEST:,}.")
@@ -103,7 +119,12 @@ def parse(text: str, columns: Collection[str] | None = None, what: str = "expres
 
 
 def numbers(cells: pd.Series, what: str) -> Floats:
-    """Cells as floats, NaN where they are missing or infinite. Raises DataError for others."""
+    """Cells as floats, NaN where they are missing or infinite. Raises DataError for others.
+
+    Examples:
+        >>> numbers(pd.Series(["1.5", "", "inf"]), "column 'crp'").tolist()
+        [1.5, nan, nan]
+    """
     if pd.api.types.is_numeric_dtype(cells):
         return _finite(cells.to_numpy(dtype=np.float64, na_value=np.nan))
     cell_texts = pd.Series(texts(cells), dtype=object)

@@ -54,8 +54,9 @@ class CellsRefused(DataError):
 def all_or_faults(calls: Iterable[Callable[[], T]]) -> list[T]:
     """The results of all calls. Raises CellsRefused with the faults of every call that raised it.
 
-    >>> all_or_faults([lambda: 1, lambda: 2])
-    [1, 2]
+    Examples:
+        >>> all_or_faults([lambda: 1, lambda: 2])
+        [1, 2]
     """
     results, faults = [], list[Fault]()
     for call in calls:

@@ -51,10 +51,11 @@ class Split:
             the future. A patient is on one side as a whole, so that earlier records of a held-out patient are not
             trained on.
 
-    >>> [[patient for patient in "0123456789" if Split(folds=3, fold=fold).test_rows([patient])[0]] for fold in range(3)]
-    [['5', '7', '8'], ['0', '2', '4'], ['1', '3', '6', '9']]
-    >>> Split(time="admitted:2024-07-01").test_rows(["a", "a", "b"], ["2024-01-05", "2024-07-01", "2024-06-30"]).tolist()
-    [True, True, False]
+    Examples:
+        >>> [[patient for patient in "0123456789" if Split(folds=3, fold=fold).test_rows([patient])[0]] for fold in range(3)]
+        [['5', '7', '8'], ['0', '2', '4'], ['1', '3', '6', '9']]
+        >>> Split(time="admitted:2024-07-01").test_rows(["a", "a", "b"], ["2024-01-05", "2024-07-01", "2024-06-30"]).tolist()
+        [True, True, False]
     """
 
     fraction: float = 0.25

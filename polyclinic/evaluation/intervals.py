@@ -94,8 +94,9 @@ def excess(attack: Interval, control: Interval) -> Interval:
     At most 1, below 0 where the control does better; undefined where the control always succeeds. The interval follows from
     both intervals' half widths by linear propagation. Giomi et al. 2023.
 
-    >>> round(excess(wilson(60, 100), wilson(20, 100)).value, 3)
-    0.5
+    Examples:
+        >>> round(excess(wilson(60, 100), wilson(20, 100)).value, 3)
+        0.5
     """
     if attack.value is None or control.value is None or control.value == 1:
         return Interval(None)
@@ -129,13 +130,14 @@ def bootstrap(
     Raises:
         ConfigError: If ``count`` is below 1.
 
-    >>> ages = np.array([61.0, 70.0, 55.0, 48.0, 66.0])
-    >>> mean, draws = bootstrap(lambda weights: weights @ ages / weights.sum(axis=1), 5, np.random.default_rng(0), 200)
-    >>> float(mean), draws.shape
-    (60.0, (200,))
-    >>> low, high = percentiles(float(mean), draws).ends[1:]
-    >>> bool(48 <= low < 60 < high <= 70)
-    True
+    Examples:
+        >>> ages = np.array([61.0, 70.0, 55.0, 48.0, 66.0])
+        >>> mean, draws = bootstrap(lambda weights: weights @ ages / weights.sum(axis=1), 5, np.random.default_rng(0), 200)
+        >>> float(mean), draws.shape
+        (60.0, (200,))
+        >>> low, high = percentiles(float(mean), draws).ends[1:]
+        >>> bool(48 <= low < 60 < high <= 70)
+        True
     """
     value = statistic(np.ones((1, rows)))[0]
     parts = [statistic(weights) for weights in resamples(rows, count, rng, patients, labels)]
@@ -232,8 +234,9 @@ def weighted_auroc(positive: Bools, score: Floats, weights: Floats) -> Floats:
         score: (n,) higher for rows that are likelier positive.
         weights: (b, n), non-negative.
 
-    >>> weighted_auroc(np.array([True, False, True]), np.array([0.9, 0.4, 0.4]), np.ones((1, 3)))
-    array([0.75])
+    Examples:
+        >>> weighted_auroc(np.array([True, False, True]), np.array([0.9, 0.4, 0.4]), np.ones((1, 3)))
+        array([0.75])
     """
     order = np.argsort(score, kind="stable")
     ranks = score[order]

@@ -23,8 +23,9 @@ def kaplan_meier(time: Floats, event: Bools, at: Floats, before: Bools | None = 
         at: (T,) times.
         before: (n,) who leaves at its time before anybody can have the event then; without it nobody does.
 
-    >>> kaplan_meier(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]), np.array([1.5, 2.0]))
-    array([1. , 0.5])
+    Examples:
+        >>> kaplan_meier(np.array([1.0, 2.0, 3.0]), np.array([False, True, True]), np.array([1.5, 2.0]))
+        array([1. , 0.5])
     """
     ends, place = np.unique(time, return_inverse=True)
     here, left_before = (

@@ -52,8 +52,9 @@ class Target:
         """The target with the verdict that counts. A short form (``quick``) gives none, nor does another ``preset`` than
         "sound", which keeps no epsilon.
 
-        >>> Target("R0", "accuracy", ".8", ".9", ">= .8", True, seeds=3).judged().why
-        '3 seeds; a verdict needs 12'
+        Examples:
+            >>> Target("R0", "accuracy", ".8", ".9", ">= .8", True, seeds=3).judged().why
+            '3 seeds; a verdict needs 12'
         """
         why = self.why or self._open(quick, preset)
         return replace(self, met=None, why=why, margin=self.margin if self._is_clear else None) if why else self
@@ -123,9 +124,11 @@ def target_of(values: Mapping[str, Any]) -> Target:
 def verdict_of(targets: Iterable[Target]) -> str:
     """What all judged targets of one id come to, in one line, by who reaches them.
 
-    >>> many = [Target("R0", "", "", "", "1", met, exact="a sum", by=by) for by, met in (("a", True), ("b", False), ("a", True))]
-    >>> verdict_of(many)
-    'met by `a`; missed by `b`'
+    Examples:
+        >>> given = (("a", True), ("b", False), ("a", True))
+        >>> many = [Target("R0", "", "", "", "1", met, exact="a sum", by=by) for by, met in given]
+        >>> verdict_of(many)
+        'met by `a`; missed by `b`'
     """
     groups: dict[str, list[Target]] = {}
     for target in targets:

@@ -30,10 +30,11 @@ def partial_likelihood(
         estimate: (p,) coefficients.
         ties: Of events at one time: efron (Efron 1977) or breslow (Breslow 1974).
 
-    >>> time, event, x = np.array([1.0, 2.0, 3.0]), np.array([True, True, False]), np.array([[1.0], [0.0], [0.0]])
-    >>> value, score, information = partial_likelihood(time, event, x, np.zeros(1))
-    >>> round(value, 4), score.round(4), information.round(4)
-    (-1.7918, array([0.6667]), array([[0.2222]]))
+    Examples:
+        >>> time, event, x = np.array([1.0, 2.0, 3.0]), np.array([True, True, False]), np.array([[1.0], [0.0], [0.0]])
+        >>> value, score, information = partial_likelihood(time, event, x, np.zeros(1))
+        >>> round(value, 4), score.round(4), information.round(4)
+        (-1.7918, array([0.6667]), array([[0.2222]]))
     """
     width = x.shape[1]
     linear = x @ estimate

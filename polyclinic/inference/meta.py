@@ -59,9 +59,10 @@ def meta_analysis(
     Raises:
         DataError: for fewer than two estimates, or numbers that are none.
 
-    >>> pooled = meta_analysis(np.array([0.10, 0.30, 0.35]), np.array([0.10, 0.12, 0.15]), "dl", hartung_knapp=False)
-    >>> round(pooled.random.estimate, 3), round(pooled.q, 3)
-    (0.225, 2.633)
+    Examples:
+        >>> pooled = meta_analysis(np.array([0.10, 0.30, 0.35]), np.array([0.10, 0.12, 0.15]), "dl", hartung_knapp=False)
+        >>> round(pooled.random.estimate, 3), round(pooled.q, 3)
+        (0.225, 2.633)
     """
     y, v = np.asarray(estimates, np.float64), np.asarray(errors, np.float64) ** 2
     if len(y) < 2 or not (np.isfinite(y).all() and np.isfinite(v).all() and (v > 0).all()):

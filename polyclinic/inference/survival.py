@@ -100,11 +100,12 @@ def survival_curve(grid: Grid, counts: Floats, noise: float = 0.0) -> Curve:
         counts: (cells,) patients in each cell of the grid.
         noise: Standard deviation of the noise in each count; 0 for exact counts.
 
-    >>> grid = Grid(np.array([1.0, 2.0]))
-    >>> cells = grid.cell(np.array([1.0, 2.0, 2.0, 3.0]), np.array([True, True, False, False]))
-    >>> curve = survival_curve(grid, np.bincount(cells, minlength=grid.size))
-    >>> curve.at_risk, curve.survival[0].round(3)
-    (array([4., 3.]), array([0.75, 0.5 ]))
+    Examples:
+        >>> grid = Grid(np.array([1.0, 2.0]))
+        >>> cells = grid.cell(np.array([1.0, 2.0, 2.0, 3.0]), np.array([True, True, False, False]))
+        >>> curve = survival_curve(grid, np.bincount(cells, minlength=grid.size))
+        >>> curve.at_risk, curve.survival[0].round(3)
+        (array([4., 3.]), array([0.75, 0.5 ]))
     """
     events, at_risk = grid.events @ counts, grid.at_risk @ counts
     ends = len(events)

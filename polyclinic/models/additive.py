@@ -30,11 +30,12 @@ def bin_edges(schema: Schema, bins: int = BINS) -> np.ndarray:
 
     A 0/1 feature uses the first two bins. Raises ValueError for fewer than 2 or more than 1,000 bins.
 
-    >>> from polyclinic.ehr.schema import Column
-    >>> label = Column(name="died", kind="binary", role="label")
-    >>> columns = (Column(name="age", kind="continuous", bounds=(0, 100)), Column(name="male", kind="binary"), label)
-    >>> bin_edges(Schema(name="ward", unit="record", columns=columns), bins=4).astype(float).round(2).tolist()
-    [[-1.01, 0.0, 1.01], [0.5, inf, inf]]
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> label = Column(name="died", kind="binary", role="label")
+        >>> columns = (Column(name="age", kind="continuous", bounds=(0, 100)), Column(name="male", kind="binary"), label)
+        >>> bin_edges(Schema(name="ward", unit="record", columns=columns), bins=4).astype(float).round(2).tolist()
+        [[-1.01, 0.0, 1.01], [0.5, inf, inf]]
     """
     if not 2 <= bins <= 1000:
         raise ValueError(f"bins is {bins}; it must be from 2 to 1000")

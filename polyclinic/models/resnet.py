@@ -67,12 +67,13 @@ def tabular_resnet(
     Raises:
         ValueError: for a number of blocks or an embedding below 1.
 
-    >>> from polyclinic.ehr.schema import Schema
-    >>> columns = [{"name": "unit", "kind": "categorical", "categories": ["a", "b", "c"]}, {"name": "sick", "kind": "binary"}]
-    >>> label = {"name": "died", "kind": "binary", "role": "label"}
-    >>> schema = Schema.from_dict({"name": "ward", "unit": "record", "columns": [*columns, label]})
-    >>> tabular_resnet(4, 2, schema)(torch.zeros(5, 4)).shape
-    torch.Size([5, 2])
+    Examples:
+        >>> from polyclinic.ehr.schema import Schema
+        >>> columns = [{"name": "unit", "kind": "categorical", "categories": ["a", "b", "c"]}, {"name": "sick", "kind": "binary"}]
+        >>> label = {"name": "died", "kind": "binary", "role": "label"}
+        >>> schema = Schema.from_dict({"name": "ward", "unit": "record", "columns": [*columns, label]})
+        >>> tabular_resnet(4, 2, schema)(torch.zeros(5, 4)).shape
+        torch.Size([5, 2])
     """
     if blocks < 1 or embedding < 1:
         raise ValueError(f"blocks and embedding must be 1 or more, not {blocks} and {embedding}")

@@ -30,6 +30,10 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
         correct: Number of right guesses.
         epsilon: Of the guarantee that is tested.
         delta: Of the guarantee that is tested.
+
+    Examples:
+        >>> round(p_value(canaries=100, guesses=100, correct=60, epsilon=0.0, delta=0.0), 3)
+        0.028
     """
     right = 1.0 / (1.0 + math.exp(-epsilon))
     tail = float(stats.binom.sf(correct - 1, guesses, right))
@@ -52,6 +56,12 @@ def epsilon_lower(canaries: int, guesses: int, correct: int, delta: float, confi
 
     Raises:
         ValueError: unless 0 <= correct <= guesses <= canaries, delta lies in [0, 1) and confidence in (0, 1).
+
+    Examples:
+        >>> round(epsilon_lower(canaries=1000, guesses=100, correct=90, delta=1e-5), 2)
+        1.63
+        >>> epsilon_lower(canaries=1000, guesses=100, correct=55, delta=1e-5)  # as good as chance
+        0.0
     """
     if not 0 <= correct <= guesses <= canaries:
         raise ValueError(f"0 <= correct <= guesses <= canaries must hold, got {correct}, {guesses} and {canaries}.")
@@ -85,6 +95,11 @@ def largest_lower(
 
     Raises:
         ValueError: as ``epsilon_lower`` does.
+
+    Examples:
+        >>> bound, guesses = largest_lower(canaries=1000, correct={50: 50, 100: 90, 500: 320}, delta=1e-5)
+        >>> round(bound, 2), guesses
+        (2.41, 50)
     """
     each = 1.0 - (1.0 - confidence) / len(correct)
     return max((epsilon_lower(canaries, guesses, right, delta, each), guesses) for guesses, right in correct.items())
@@ -100,6 +115,11 @@ def correct_guesses(scores: Reals, included: Bools, guesses: int) -> int:
 
     Raises:
         ValueError: for more guesses than canaries.
+
+    Examples:
+        >>> scores, included = np.array([3.0, 0.1, -0.2, -2.9]), np.array([True, False, True, False])
+        >>> correct_guesses(scores, included, guesses=2), correct_guesses(scores, included, guesses=4)
+        (2, 2)
     """
     if not 0 <= guesses <= len(scores):
         raise ValueError(f"guesses must lie between 0 and {len(scores)}, the number of canaries, got {guesses}.")
@@ -118,6 +138,11 @@ def poisson_scores(sums: Reals, noise: Reals, sample_rate: float, steps: int) ->
         noise: (canaries,) standard deviation of one step's noise, in the same unit.
         sample_rate: Probability with which a canary that takes part is in a step.
         steps: Number of steps in a round.
+
+    Examples:
+        >>> sums = np.array([[1.0, 0.0], [2.0, -0.5]])  # two rounds, two canaries
+        >>> poisson_scores(sums, noise=np.array([1.0, 1.0]), sample_rate=0.5, steps=2).round(2).tolist()
+        [0.82, -0.81]
     """
     counts = np.arange(steps + 1)
     weights = stats.binom.logpmf(counts, steps, sample_rate)
@@ -139,6 +164,12 @@ def cyclic_scores(sums: Reals, noise: Reals, turns: Reals, covariance: Reals) ->
         noise: (canaries,) unit of the noise, in the same unit as ``sums``.
         turns: (batches, rounds), how often a batch is in a round.
         covariance: (rounds, rounds) of the noise in units of ``noise``.
+
+    Examples:
+        >>> turns = np.array([[1.0, 0.0], [0.0, 1.0]])  # a batch in the first round, the other in the second
+        >>> sums = np.array([[1.2, 0.1], [0.0, -0.3]])
+        >>> cyclic_scores(sums, np.array([0.5, 0.5]), turns, covariance=np.eye(2)).round(2).tolist()
+        [2.81, -1.42]
     """
     weighed = np.linalg.solve(covariance, turns.T)
     energy = np.einsum("br,rb->b", turns, weighed)[:, None]
@@ -146,13 +177,25 @@ def cyclic_scores(sums: Reals, noise: Reals, turns: Reals, covariance: Reals) ->
 
 
 def mean_square_interval(draws: int, significance: float) -> tuple[float, float]:
-    """Where the mean square of ``draws`` standard normal draws lies, but for a probability of ``significance``."""
+    """Where the mean square of ``draws`` standard normal draws lies, but for a probability of ``significance``.
+
+    Examples:
+        >>> low, high = mean_square_interval(draws=1000, significance=0.01)
+        >>> round(low, 2), round(high, 2)
+        (0.89, 1.12)
+    """
     law = stats.chi2(draws)
     return float(law.ppf(significance / 2) / draws), float(law.isf(significance / 2) / draws)
 
 
 def mean_length_interval(draws: int, significance: float) -> tuple[float, float]:
-    """The same for the mean of ``draws`` standard exponential draws, of which the length of gamma noise is a sum."""
+    """The same for the mean of ``draws`` standard exponential draws, of which the length of gamma noise is a sum.
+
+    Examples:
+        >>> low, high = mean_length_interval(draws=1000, significance=0.01)
+        >>> round(low, 2), round(high, 2)
+        (0.92, 1.08)
+    """
     law = stats.gamma(draws)
     return float(law.ppf(significance / 2) / draws), float(law.isf(significance / 2) / draws)
 
@@ -166,5 +209,9 @@ def correlation_limit(draws: int, pairs: int, significance: float) -> float:
         draws: Length of each series.
         pairs: Number of pairs.
         significance: Probability that any pair passes the limit, in absolute value.
+
+    Examples:
+        >>> round(correlation_limit(draws=10_000, pairs=45, significance=0.01), 3)
+        0.037
     """
     return float(stats.norm.isf(significance / (2.0 * max(pairs, 1))) / math.sqrt(draws))

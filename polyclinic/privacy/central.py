@@ -42,6 +42,12 @@ class CentralPlan:
     some of earlier rounds'. With a process the noise multiplier is that of all rounds together, and neither sampling nor an
     adaptive clip norm is possible.
     Raises ConfigError naming the value that is out of range.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> terms = CentralPlan(1.0, clip_norm=0.5, expected_sites=20, expected_weight=20, sample_rate=0.1)
+        >>> round(epsilon(terms.event(rounds=1), delta=1e-3), 2), round(epsilon(terms.event(rounds=10), delta=1e-3), 2)
+        (0.65, 1.57)
     """
 
     noise_multiplier: float
@@ -124,6 +130,10 @@ def count_noise(noise_multiplier: float, expected: float) -> float:
 
     A twentieth of the ``expected`` contributions (Andrew et al. 2021, section 3.1), or more where that would take over a
     tenth of the privacy: then the sum's noise grows by 5 %.
+
+    Examples:
+        >>> count_noise(noise_multiplier=1.0, expected=100)
+        5.0
     """
     return max(expected / 20, noise_multiplier / (2 * math.sqrt(_SHARE)))
 
@@ -133,6 +143,10 @@ def sum_noise_multiplier(noise_multiplier: float, count_std: float) -> float:
 
     z_sum = (z^-2 - (2 s)^-2)^(-1/2) for a count of bits shifted by 1/2, whose sensitivity is 1/2 (Andrew et al. 2021;
     precisions add). Raises ConfigError when the count alone would spend as much.
+
+    Examples:
+        >>> round(sum_noise_multiplier(noise_multiplier=1.0, count_std=5.0), 3)
+        1.005
     """
     if not 2 * count_std > noise_multiplier:
         raise ConfigError(
@@ -151,6 +165,12 @@ def noisy_fraction(unclipped: Sequence[bool], expected: float, count_std: float,
         count_std: Standard deviation of the noise on the count. One contribution moves the shifted count by 1/2, so it is a
             multiplier of 2 ``count_std``.
         stream: Draws the noise.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> stream = keyed_stream(0, "count")  # of a simulation; a real hospital takes system_stream()
+        >>> round(noisy_fraction([True, True, False, True], expected=4, count_std=0.1, stream=stream), 2)
+        0.76
     """
     shifted = math.fsum((1.0 if bit else 0.0) - 0.5 for bit in unclipped)
     noisy = shifted + count_std * float(stream.normal(1)[0])
@@ -167,5 +187,11 @@ def next_clip_norm(clip_norm: float, unclipped: float, quantile: float, rate: fl
         unclipped: Noisy share of the contributions that were left as they are, in [0, 1].
         quantile: Share of the contributions that should lie within the clip norm.
         rate: Learning rate of the clip norm's logarithm.
+
+    Examples:
+        >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.9, quantile=0.5), 3)
+        0.923
+        >>> round(next_clip_norm(clip_norm=1.0, unclipped=0.1, quantile=0.5), 3)
+        1.083
     """
     return min(max(clip_norm * math.exp(-rate * (unclipped - quantile)), _SMALLEST), _LARGEST)

@@ -18,7 +18,13 @@ from polyclinic.types import Bools, Reals
 
 @dataclass(frozen=True)
 class ClippedSum:
-    """``total``: (P,) sum; ``sensitivity``: most that adding or removing one patient moves it in L2."""
+    """``total``: (P,) sum; ``sensitivity``: most that adding or removing one patient moves it in L2.
+
+    Examples:
+        >>> clipped = clipped_sum(torch.tensor([[3.0, 4.0]]), max_norm=1.0)
+        >>> clipped.total.round(decimals=3).tolist(), clipped.sensitivity
+        ([0.6, 0.8], 1.0)
+    """
 
     total: Tensor
     sensitivity: float
@@ -37,6 +43,12 @@ def poisson_samples(n: int, sample_rate: float, steps: int, stream: Stream) -> B
 
     Raises:
         ValueError: if ``sample_rate`` is outside (0, 1].
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> samples = poisson_samples(n=1000, sample_rate=0.1, steps=3, stream=keyed_stream(0, "samples"))
+        >>> samples.shape, samples.sum(axis=1).tolist()
+        ((3, 1000), [95, 106, 112])
     """
     if not 0 < sample_rate <= 1:
         raise ValueError(f"sample_rate must lie in (0, 1], got {sample_rate}.")
@@ -53,6 +65,11 @@ def clipped_sum(per_example: Tensor, max_norm: float) -> ClippedSum:
     Raises ValueError if ``max_norm`` is not positive and finite, or the rows are not a matrix.
     Abadi et al. 2016, Algorithm 1; the 1e-6 next to the norm is Opacus'. A margin of 64 roundings keeps a row, as computed,
     within the norm.
+
+    Examples:
+        >>> patients = torch.tensor([[3.0, 4.0], [0.3, 0.4], [float("nan"), 0.0]])
+        >>> clipped_sum(patients, max_norm=1.0).total.round(decimals=3).tolist()
+        [0.9, 1.2]
     """
     if not (math.isfinite(max_norm) and max_norm > 0):
         raise ValueError(f"max_norm must be positive and finite, got {max_norm}.")
@@ -77,6 +94,11 @@ def privatise(clipped: ClippedSum, noise_multiplier: float, draws: Reals) -> Ten
 
     Raises:
         ValueError: if ``noise_multiplier`` is negative or not finite, or the sum is not of a floating type.
+
+    Examples:
+        >>> clipped = ClippedSum(torch.tensor([2.0, 1.0]), sensitivity=0.5)
+        >>> privatise(clipped, noise_multiplier=2.0, draws=np.array([1.0, -1.0])).tolist()
+        [3.0, 0.0]
     """
     if not (math.isfinite(noise_multiplier) and noise_multiplier >= 0):
         raise ValueError(f"noise_multiplier must be finite and at least 0, got {noise_multiplier}.")

@@ -32,6 +32,11 @@ def filtered(estimate: Vector, released: Vector, gain: float, carried: Vector | 
 
     Raises:
         ConfigError: if the gain is outside (0, 1].
+
+    Examples:
+        >>> import numpy as np
+        >>> filtered(estimate=np.array([1.0, 0.0]), released=np.array([3.0, 1.0]), gain=0.5).tolist()
+        [2.0, 0.5]
     """
     _check_gain(gain)
     return (1 - gain) * (estimate + carried) + gain * released
@@ -45,6 +50,10 @@ def look_ahead(gain: float, reach: float) -> tuple[float, float]:
     the finite difference between the two points. At reach = (1 - gain) / gain the weight b is 0, and one gradient does.
     Weights of each gradient clipped alone would have a sensitivity of |a| + |b| clip norms.
     Raises ConfigError if the gain is outside (0, 1] or the reach is not positive and finite.
+
+    Examples:
+        >>> look_ahead(gain=0.5, reach=1.0), look_ahead(gain=0.5, reach=2.0)
+        ((1.0, 0.0), (0.5, 0.5))
     """
     _check_gain(gain)
     if not (math.isfinite(reach) and reach > 0):
@@ -57,6 +66,10 @@ def noise_gain(gain: float) -> float:
     """Variance of the noise in the estimate over that of a release, in the long run: gain / (2 - gain).
 
     Of independent noise; 0.7 leaves 0.538. Raises ConfigError if the gain is outside (0, 1].
+
+    Examples:
+        >>> round(noise_gain(0.7), 3)
+        0.538
     """
     _check_gain(gain)
     return gain / (2 - gain)
@@ -74,6 +87,10 @@ def kalman_update(variance: float, drift: float, noise: float) -> tuple[float, f
 
     Raises:
         ConfigError: if the noise is not positive, another is negative, or one is not finite.
+
+    Examples:
+        >>> kalman_update(variance=1.0, drift=0.0, noise=1.0)
+        (0.5, 0.5)
     """
     _check_variances(variance=variance, drift=drift, noise=noise)
     predicted = variance + drift
@@ -85,6 +102,10 @@ def steady_gain(drift: float, noise: float) -> float:
     """The gain that ``kalman_update`` tends to: DiSK's constant, had one known drift and noise; 0 without any drift.
 
     Raises ConfigError as ``kalman_update``.
+
+    Examples:
+        >>> steady_gain(drift=0.5, noise=1.0), steady_gain(drift=0.0, noise=1.0)
+        (0.5, 0.0)
     """
     _check_variances(drift=drift, noise=noise)
     # P = (q + sqrt(q^2 + 4 q r)) / 2 solves P = (1 - P / (P + r)) P + q.

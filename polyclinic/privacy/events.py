@@ -29,7 +29,12 @@ _LARGEST_EPSILON = 300.0  # twice that, for a replaced patient, is still within 
 
 @attr.frozen
 class ApproximateDpEvent(DpEvent):  # type: ignore[misc]
-    """Any mechanism that is (epsilon, delta)-differentially private for one patient added or removed."""
+    """Any mechanism that is (epsilon, delta)-differentially private for one patient added or removed.
+
+    Examples:
+        >>> merged(dpa.SelfComposedDpEvent(ApproximateDpEvent(epsilon=0.5, delta=1e-6), 3))
+        ((ApproximateDpEvent(epsilon=0.5, delta=1e-06), 3),)
+    """
 
     epsilon: float
     delta: float
@@ -38,7 +43,13 @@ class ApproximateDpEvent(DpEvent):  # type: ignore[misc]
 @attr.frozen
 class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
     """A whole number that one patient changes by at most ``sensitivity``, with discrete Gaussian noise of the parameter
-    sigma = ``noise_multiplier * sensitivity``."""
+    sigma = ``noise_multiplier * sensitivity``.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> round(epsilon(DiscreteGaussianDpEvent(noise_multiplier=4.0, sensitivity=3), delta=1e-5), 2)
+        0.93
+    """
 
     noise_multiplier: float
     sensitivity: int
@@ -46,7 +57,13 @@ class DiscreteGaussianDpEvent(DpEvent):  # type: ignore[misc]
 
 @attr.frozen
 class SelectionDpEvent(DpEvent):  # type: ignore[misc]
-    """The best of K runs of ``event``, K random of the given ``shape`` and ``mean``; of the others nothing is told."""
+    """The best of K runs of ``event``, K random of the given ``shape`` and ``mean``; of the others nothing is told.
+
+    Examples:
+        >>> best_of_five = SelectionDpEvent(dpa.GaussianDpEvent(8.0), mean=5.0, shape="geometric")
+        >>> merged(best_of_five)[0][0].mean
+        5.0
+    """
 
     event: DpEvent
     mean: float
@@ -75,6 +92,12 @@ def dpsgd_event(sample_rate: float, noise_multiplier: float, steps: int, poisson
 
     Raises:
         ConfigError: if a number is out of its range.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> sampled, shuffled = dpsgd_event(0.01, 1.0, steps=100), dpsgd_event(0.01, 1.0, steps=100, poisson=False)
+        >>> round(epsilon(sampled, delta=1e-5), 1), round(epsilon(shuffled, delta=1e-5), 1)
+        (0.7, 91.8)
     """
     if not _LEAST_RATE <= sample_rate <= 1:
         raise ConfigError(f"sample_rate must lie between {_LEAST_RATE:g} and 1, got {sample_rate}.")
@@ -92,6 +115,10 @@ def gaussian_event(noise_multiplier: float, count: int = 1) -> DpEvent:
     """``count`` sums over all patients with Gaussian noise of ``noise_multiplier`` times the clip norm.
 
     Raises ConfigError if the noise is outside [1e-9, 1e15], or ``count`` no number up to 1e9.
+
+    Examples:
+        >>> gaussian_event(4.0), gaussian_event(4.0, count=3)
+        (GaussianDpEvent(noise_multiplier=4.0), SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=4.0), count=3))
     """
     if not _LEAST_NOISE <= noise_multiplier <= _MOST_NOISE:
         raise ConfigError(
@@ -105,6 +132,11 @@ def pure_event(epsilon: float) -> DpEvent:
     """A mechanism with pure ``epsilon`` for one patient added or removed, such as the exponential mechanism.
 
     Raises ConfigError if epsilon is not in [0, 300].
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> round(epsilon(pure_event(0.5), 1e-12), 2), round(epsilon(pure_event(0.5), 1e-12, relation="replace-one"), 2)
+        (0.5, 1.0)
     """
     return approximate_event(epsilon, 0.0)
 
@@ -114,6 +146,14 @@ def approximate_event(epsilon: float, delta: float) -> DpEvent:
 
     Under "replace-one" it is (2 epsilon, (1 + e^epsilon) delta): group privacy for two.
     Raises ConfigError if epsilon is not in [0, 300] or delta not in [0, 1].
+
+    Examples:
+        >>> approximate_event(0.5, 1e-6)
+        ApproximateDpEvent(epsilon=0.5, delta=1e-06)
+        >>> approximate_event(0.5, 2.0)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: delta of a privacy event must lie in [0, 1] and be finite, got 2.0.
     """
     return _checked(ApproximateDpEvent(epsilon, delta))
 
@@ -125,6 +165,10 @@ def discrete_gaussian_event(noise_multiplier: float, sensitivity: int = 1) -> Dp
     ``noise_multiplier * sensitivity``. A vector that a patient changes in several entries is not this, but
     ``zcdp_event(1 / (2 noise_multiplier^2))`` with the noise relative to its L2 sensitivity (their multivariate bound).
     Raises ConfigError if the noise is not positive and finite, or the sensitivity not a count.
+
+    Examples:
+        >>> discrete_gaussian_event(2.0, sensitivity=3)  # sigma 6
+        DiscreteGaussianDpEvent(noise_multiplier=2.0, sensitivity=3)
     """
     if noise_multiplier == 0:
         raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
@@ -136,6 +180,11 @@ def zcdp_event(rho: float) -> DpEvent:
 
     Under "replace-one" it is 4 rho: their group privacy, for two.
     Raises ConfigError if rho is negative or not finite.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> round(epsilon(zcdp_event(0.1), delta=1e-5), 2)
+        1.91
     """
     return _checked(dpa.ZCDpEvent(rho))
 
@@ -150,6 +199,11 @@ def without_replacement_event(patients: int, sample: int, noise_multiplier: floa
 
     Raises:
         ConfigError: if a number is not a count, the sample larger than the whole, or the noise not positive.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> round(epsilon(without_replacement_event(1000, sample=100, noise_multiplier=2.0), 1e-5, accountant="rdp"), 2)
+        2.13
     """
     return _checked(dpa.SampledWithoutReplacementDpEvent(patients, sample, gaussian_event(noise_multiplier)))
 
@@ -166,6 +220,12 @@ def selection_event(event: DpEvent, mean: float, shape: Shape) -> DpEvent:
 
     Raises:
         ConfigError: for an unknown shape, a mean below 1, or an event with a delta of its own.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import epsilon
+        >>> run = gaussian_event(8.0)
+        >>> round(epsilon(run, 1e-5), 2), round(epsilon(selection_event(run, mean=10, shape="geometric"), 1e-5), 2)
+        (0.43, 1.07)
     """
     return _checked(SelectionDpEvent(event, mean, shape))
 
@@ -180,6 +240,10 @@ def merged(event: DpEvent) -> Composition:
 
     All Gaussians become one, which is exact: precisions add. Anything without noise becomes ``NonPrivateDpEvent``.
     Raises ConfigError for an event that the accountants here cannot vouch for.
+
+    Examples:
+        >>> merged(dpa.ComposedDpEvent([gaussian_event(2.0, count=4), pure_event(0.5), pure_event(0.5)]))
+        ((GaussianDpEvent(noise_multiplier=1.0), 1), (ApproximateDpEvent(epsilon=0.5, delta=0.0), 2))
     """
     counts: Counter[DpEvent] = Counter()
     _collect(event, 1, counts)
@@ -258,6 +322,10 @@ def event_to_json(event: DpEvent) -> dict[str, Any]:
     """``{"type": "GaussianDpEvent", "noise_multiplier": 1.0}`` and so on, recursively.
 
     Raises ConfigError for an event kind that the ledger does not know.
+
+    Examples:
+        >>> event_to_json(gaussian_event(4.0))
+        {'type': 'GaussianDpEvent', 'noise_multiplier': 4.0}
     """
     name = type(event).__name__
     if _KNOWN.get(name) is not type(event):
@@ -270,6 +338,14 @@ def event_from_json(value: dict[str, Any]) -> DpEvent:
     """The event that ``event_to_json`` wrote.
 
     Raises ConfigError for an unknown kind, missing or extra fields, or impossible numbers.
+
+    Examples:
+        >>> event_from_json({"type": "GaussianDpEvent", "noise_multiplier": 4.0}) == gaussian_event(4.0)
+        True
+        >>> event_from_json({"type": "GaussianDpEvent", "sigma": 4.0})
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: The privacy event GaussianDpEvent has the fields sigma, but needs noise_multiplier.
     """
     event = _from_json(value)
     merged(event)  # refuses impossible numbers

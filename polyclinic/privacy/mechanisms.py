@@ -33,7 +33,14 @@ _WIDEST = 2.0**54  # 400 times that is still within 64 bits
 
 @dataclass(frozen=True)
 class Release:
-    """What left: ``value``, the standard error that the mechanism gave it (None where it has none), what it cost."""
+    """What left: ``value``, the standard error that the mechanism gave it (None where it has none), what it cost.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> left = laplace(2.0).release(np.array([40]), keyed_stream(0, "noise"))
+        >>> left.value.tolist(), left.standard_error.round(2).tolist(), left.event
+        ([39], [2.8], ApproximateDpEvent(epsilon=0.5, delta=0.0))
+    """
 
     value: Any
     standard_error: Any
@@ -59,6 +66,10 @@ def to_grid(values: Reals, bound: float, points: int = FINE) -> Ints:
         values: Contributions. Beyond the bound is clipped, not finite gives 0.
         bound: The largest absolute value, which becomes ``points``.
         points: Points of the grid from 0 to the bound.
+
+    Examples:
+        >>> to_grid(np.array([0.5, -3.0, np.nan]), bound=1.0, points=100).tolist()
+        [50, -100, 0]
     """
     finite = np.where(np.isfinite(values), values, 0.0)
     return np.rint(np.clip(finite / bound, -1.0, 1.0) * points).astype(np.int64)
@@ -66,7 +77,14 @@ def to_grid(values: Reals, bound: float, points: int = FINE) -> Ints:
 
 @dataclass(frozen=True)
 class Additive:
-    """Whole numbers plus independent noise: discrete Laplace or discrete Gaussian of the parameter ``scale``."""
+    """Whole numbers plus independent noise: discrete Laplace or discrete Gaussian of the parameter ``scale``.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> noisy = laplace(2.0).release(np.array([40, 2]), keyed_stream(0, "noise"))
+        >>> noisy.value.tolist(), noisy.standard_error.round(2).tolist()
+        ([39, 0], [2.8, 2.8])
+    """
 
     event: DpEvent
     shape: Shape
@@ -100,6 +118,12 @@ def laplace(noise_multiplier: float, sensitivity: int = 1, entries: int = 1) -> 
 
     Raises:
         ConfigError: for noise or a sensitivity that is out of range.
+
+    Examples:
+        >>> laplace(noise_multiplier=2.0).event
+        ApproximateDpEvent(epsilon=0.5, delta=0.0)
+        >>> round(laplace(noise_multiplier=2.0).standard_deviation, 2)
+        2.8
     """
     _check_noise(noise_multiplier, sensitivity)
     scale = _up(noise_multiplier * (sensitivity + 1 if sensitivity > 1 else 1))
@@ -118,6 +142,10 @@ def gaussian(noise_multiplier: float, sensitivity: int = FINE) -> Additive:
     sensitivity: the most by which one patient added or removed changes the numbers in L2.
 
     Raises ConfigError for a grid that is too coarse.
+
+    Examples:
+        >>> gaussian(4.0).event
+        GaussianDpEvent(noise_multiplier=4.0)
     """
     _check_noise(noise_multiplier, sensitivity)
     if not _is_fine(noise_multiplier, sensitivity):
@@ -138,6 +166,12 @@ def discrete_gaussian(noise_multiplier: float, sensitivity: int = 1, entries: in
 
     Raises:
         ConfigError: for noise or a sensitivity that is out of range.
+
+    Examples:
+        >>> discrete_gaussian(4.0).event
+        DiscreteGaussianDpEvent(noise_multiplier=4.0, sensitivity=1)
+        >>> discrete_gaussian(4.0, entries=10).event  # a patient may change ten numbers
+        ZCDpEvent(rho=0.03125, xi=0.0)
     """
     _check_noise(noise_multiplier, sensitivity)
     event = zcdp_event(0.5 / noise_multiplier**2)
@@ -170,6 +204,13 @@ class RandomisedResponse:
 
     Answers for a patient who is there: how many answer is not hidden, so neighbours are "replace-one" only.
     Warner 1965; Kairouz, Bonawitz and Ramage 2016 for more than two categories.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> survey = RandomisedResponse(noise_parameter=0.5, categories=2)
+        >>> answers = survey.answers(np.array([0] * 600 + [1] * 400), keyed_stream(0, "answers"))
+        >>> survey.truth, survey.counts(answers).value.tolist()
+        (0.75, [578.0, 422.0])
     """
 
     noise_parameter: float
@@ -212,6 +253,10 @@ def randomised_response(epsilon: float, categories: int = 2) -> RandomisedRespon
     """Truth has probability e^epsilon / (e^epsilon + categories - 1), every other category an equal share of the rest.
 
     Pure ``epsilon`` under "replace-one". Raises ConfigError for one category or an epsilon not positive and finite.
+
+    Examples:
+        >>> round(randomised_response(epsilon=1.0).truth, 2), round(randomised_response(epsilon=1.0, categories=5).truth, 2)
+        (0.73, 0.4)
     """
     _check_epsilon(epsilon)
     if categories < 2:
@@ -222,7 +267,14 @@ def randomised_response(epsilon: float, categories: int = 2) -> RandomisedRespon
 
 @dataclass(frozen=True)
 class Selection:
-    """One of several candidates by whole-number scores, better ones likelier: exp(``rate`` * score) decides."""
+    """One of several candidates by whole-number scores, better ones likelier: exp(``rate`` * score) decides.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> choice = exponential(epsilon=1.0, monotone=True).choose(np.array([10, 50, 12]), keyed_stream(0, "choice"))
+        >>> choice.value, choice.event
+        (1, ApproximateDpEvent(epsilon=1.0, delta=0.0))
+    """
 
     epsilon: float
     rate: Fraction
@@ -255,6 +307,10 @@ def exponential(epsilon: float, sensitivity: int = 1, monotone: bool = False) ->
 
     Raises:
         ConfigError: for an epsilon that is not positive and finite, or a sensitivity below 1.
+
+    Examples:
+        >>> exponential(1.0).rate, exponential(1.0, monotone=True).rate, exponential(1.0, sensitivity=2).rate
+        (Fraction(1, 2), Fraction(1, 1), Fraction(1, 4))
     """
     return Selection(epsilon, _rate(epsilon, sensitivity, monotone), False)
 
@@ -272,6 +328,11 @@ def report_noisy_max(epsilon: float, sensitivity: int = 1, monotone: bool = Fals
 
     Raises:
         ConfigError: for an epsilon that is not positive and finite, or a sensitivity below 1.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> report_noisy_max(epsilon=1.0, monotone=True).choose(np.array([10, 50, 12]), keyed_stream(0, "choice")).value
+        1
     """
     return Selection(epsilon, _rate(epsilon, sensitivity, monotone), True)
 
@@ -308,6 +369,11 @@ def calibrated(
 
     Raises:
         ConfigError: for an impossible target, or an event that has no epsilon under the relation.
+
+    Examples:
+        >>> mechanism = calibrated(gaussian, target_epsilon=1.0, delta=1e-5)
+        >>> round(mechanism.event.noise_multiplier, 2)
+        3.73
     """
     check_terms(delta, accountant, relation)
     _check_epsilon(target_epsilon)

@@ -44,6 +44,15 @@ def best_of(
         ConfigError: before anything is charged, for fewer than 2 candidates or an epsilon that is not positive and finite.
         BudgetRefused: with ``counts`` never called, if the budget does not allow it.
         TypeError: if ``counts`` does not give a whole number for each candidate.
+
+    Examples:
+        >>> import tempfile
+        >>> from pathlib import Path
+        >>> from polyclinic.privacy.ledger import Terms
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
+        >>> best_of(3, lambda: [40, 90, 42], 0.5, ledger, keyed_stream(0, "choice"), run="sweep"), round(ledger.spent(), 2)
+        (1, 0.5)
     """
     if candidates < 2:
         raise ConfigError(f"candidates must be at least 2 to choose among them, got {candidates}.")
@@ -56,7 +65,12 @@ def best_of(
 
 
 def choice_event(epsilon: float, selected: int) -> DpEvent:
-    """What ``best_few`` costs: as many choices of one, which together are pure ``epsilon``."""
+    """What ``best_few`` costs: as many choices of one, which together are pure ``epsilon``.
+
+    Examples:
+        >>> choice_event(epsilon=1.0, selected=4)
+        SelfComposedDpEvent(event=ApproximateDpEvent(epsilon=0.25, delta=0.0), count=4)
+    """
     return SelfComposedDpEvent(report_noisy_max(epsilon / selected, monotone=True).event, selected)
 
 
@@ -74,6 +88,11 @@ def best_few(counts: Sequence[int], selected: int, epsilon: float | None, stream
 
     Raises:
         TypeError: if ``counts`` are not more than ``selected`` whole numbers.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> best_few([40, 90, 42, 85], selected=2, epsilon=2.0, stream=keyed_stream(0, "choice"))
+        [1, 3]
     """
     scores = np.asarray(counts)
     if scores.ndim != 1 or len(scores) <= selected or scores.dtype.kind not in "iu":

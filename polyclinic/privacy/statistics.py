@@ -36,7 +36,13 @@ _DOUBT, _MOST_LARGER = 2.0, 3.0
 
 @dataclass(frozen=True)
 class PatientTotal:
-    """``total``: sum over patients; ``sensitivity``: most that adding or removing one patient moves it, in L2."""
+    """``total``: sum over patients; ``sensitivity``: most that adding or removing one patient moves it, in L2.
+
+    Examples:
+        >>> exact = binned_patients(np.array([[0.1], [-0.5]]), np.array([0, 1]), patients=2)
+        >>> exact.total.shape, round(exact.sensitivity, 3)
+        ((78,), 1.414)
+    """
 
     total: Reals
     sensitivity: float
@@ -53,6 +59,12 @@ def binned_patients(x: Reals, patient: Ints, patients: int, nullable: Bools | No
         patient: (rows,) index below ``patients``; a patient's rows count as one, each a part.
         patients: Number of patients.
         nullable: (d,) columns that may be missing, all by default.
+
+    Examples:
+        >>> x, patient = np.array([[0.1, np.nan], [0.1, 0.5], [-0.5, 0.5]]), np.array([0, 0, 1])
+        >>> total = binned_patients(x, patient, patients=2).total
+        >>> total[:3].tolist()  # patients; of each column those without a value
+        [2.0, 0.0, 0.5]
     """
     nullable = np.ones(x.shape[1], dtype=bool) if nullable is None else nullable
     weight, observed = 1.0 / np.bincount(patient, minlength=patients)[patient], np.isfinite(x)
@@ -66,7 +78,12 @@ def binned_patients(x: Reals, patient: Ints, patients: int, nullable: Bools | No
 
 
 def sensitivity(nullable: Bools) -> float:
-    """The most that a patient moves a total."""
+    """The most that a patient moves a total.
+
+    Examples:
+        >>> round(sensitivity(np.ones(16, dtype=bool)), 3)
+        4.472
+    """
     return math.hypot(count_weight(nullable), math.sqrt(len(nullable)))
 
 
@@ -75,12 +92,23 @@ def count_weight(nullable: Bools) -> float:
 
     At weight 1 the noise on the count would grow with the number of columns. At half the norm it is sqrt(5) times the
     noise multiplier whatever the columns, and the noise on the rest grows by 12 %.
+
+    Examples:
+        >>> count_weight(np.ones(16, dtype=bool)), count_weight(np.ones(2, dtype=bool))
+        (2.0, 1.0)
     """
     return max(1.0, 0.5 * math.sqrt(len(nullable)))
 
 
 def patient_count(total: Reals, nullable: Bools) -> float:
-    """The number of patients in a total, as noisy as the total is."""
+    """The number of patients in a total, as noisy as the total is.
+
+    Examples:
+        >>> nullable = np.ones(16, dtype=bool)
+        >>> total = binned_patients(np.zeros((500, 16)), np.arange(500), 500, nullable).total
+        >>> patient_count(total, nullable)
+        500.0
+    """
     return float(total[0]) / count_weight(nullable)
 
 
@@ -94,6 +122,12 @@ def noisy_total(exact: PatientTotal, noise_multiplier: float | None, stream: Str
 
     Raises:
         ValueError: if the noise multiplier is not positive and finite.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> exact = PatientTotal(np.array([500.0, 20.0]), sensitivity=2.0)
+        >>> noisy_total(exact, 4.0, keyed_stream(0, "noise")).round(1).tolist()
+        [508.1, 11.7]
     """
     if noise_multiplier is None:
         return exact.total
@@ -113,6 +147,13 @@ def standardiser(total: Floats, nullable: Bools, noise: float = 0.0) -> tuple[Fl
         total: (1 + k + d * ``BINS``,) of one site, or of several added up.
         nullable: (d,) columns that may be missing, k of them.
         noise: Standard deviation of the noise in each number of the total.
+
+    Examples:
+        >>> x = np.random.default_rng(0).normal(0.2, 0.1, (5000, 1))
+        >>> nullable = np.ones(1, dtype=bool)
+        >>> mean, std = standardiser(binned_patients(x, np.arange(5000), 5000, nullable).total, nullable)
+        >>> mean.round(2).tolist(), std.round(2).tolist()
+        ([0.2], [0.1])
     """
     d, k = len(nullable), int(nullable.sum())
     observed = np.full(d, patient_count(total, nullable))

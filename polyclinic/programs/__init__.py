@@ -42,6 +42,12 @@ def program_of(config: RunConfig) -> Program:
     ``polyclinic.programs``, is loaded, so that a hospital asks its policy first.
 
     Raises ConfigError for an entry point that is no ``Program``, or options that it does not take.
+
+    Examples:
+        >>> type(program_of(RunConfig())).__name__
+        'Supervised'
+        >>> type(program_of(RunConfig(task="synthesis", model="wgan"))).__name__
+        'Games'
     """
     if is_program(config.task):
         return _brought(config)
@@ -55,7 +61,16 @@ def _own(config: RunConfig) -> Program:
 
 
 def forget_programs() -> None:
-    """Look up anew what configurations name when a program is next asked for: a name may stand for another by then."""
+    """Look up anew what configurations name when a program is next asked for: a name may stand for another by then.
+
+    Examples:
+        >>> program = program_of(RunConfig())
+        >>> program_of(RunConfig()) is program
+        True
+        >>> forget_programs()
+        >>> program_of(RunConfig()) is program
+        False
+    """
     _own.cache_clear()
 
 

@@ -13,7 +13,15 @@ from polyclinic.training.task import Task
 
 @dataclass(frozen=True)
 class Convex(Supervised):
-    """The convex tasks, as ``output-perturbation``: a round is one release, without steps and batches."""
+    """The convex tasks, as ``output-perturbation``: a round is one release, without steps and batches.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="output-perturbation", rounds=1))
+        >>> type(program).__name__, program.stepwise, program.price(program.settings(noise_multiplier=4.0))
+        ('Convex', False, GaussianDpEvent(noise_multiplier=4.0))
+    """
 
     stepwise: ClassVar[bool] = False
     round_is: ClassVar[str] = "a release of its own"

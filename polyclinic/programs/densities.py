@@ -29,7 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Densities(Synthetic):
-    """Synthetic patients by a normalizing flow, trained in private steps."""
+    """Synthetic patients by a normalizing flow, trained in private steps.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Densities(RunConfig(task="synthesis", model="maf"))
+        >>> schema = dataset_of(program.config).schema
+        >>> program.recipe(program.layout(schema)).transforms, program.chosen(schema)
+        (3, '')
+    """
 
     @property
     def shows_baselines(self) -> bool:
@@ -83,6 +91,13 @@ class DensityHalf(Half):
     """Rows are drawn by the newest flow, or by an average over rounds (``recipe.ema``).
 
     classes: (K,) frequencies of the label. The state's ``averaged`` is not yet corrected for its beginning at zero.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> half = DensityHalf(SimpleNamespace(ema=0.5), classes=np.array([0.5, 0.5]))
+        >>> state, sent = half.absorb(1, half.first(), {}, Collected({"weight": np.array([2.0])}))
+        >>> state["averaged"]["weight"].tolist(), sent["weight"].tolist()
+        ([1.0], [2.0])
     """
 
     recipe: Recipe

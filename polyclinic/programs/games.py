@@ -40,7 +40,14 @@ _MOST_ROUNDS_NAMED = 5
 
 @dataclass(frozen=True)
 class Games(Synthetic):
-    """Synthetic patients by a game of generator and critic."""
+    """Synthetic patients by a game of generator and critic.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Games(RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}))
+        >>> program.by_game, program.choice.candidates, program.width(dataset_of(program.config).schema)
+        (True, 5, 32)
+    """
 
     by_game: ClassVar[bool] = True
     released: ClassVar[str] = "every critic"
@@ -162,6 +169,14 @@ class GameHalf(Half):
 
     A generator or critic that diverges is taken back to what it was before the round; the state's ``diverged`` has the
     rounds.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Games(RunConfig(task="synthesis", model="wgan"))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.01)
+        >>> state = half.first()
+        >>> state["diverged"], half.candidates(state), len(half.question(1, state)) > 0
+        ([], {}, True)
     """
 
     play: Play

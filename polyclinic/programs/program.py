@@ -37,7 +37,13 @@ State = dict[str, Any]
 
 @dataclass(frozen=True)
 class Reply:
-    """What one hospital sent: its arrays, its weight in the mean, and the standard deviation of the noise in each entry."""
+    """What one hospital sent: its arrays, its weight in the mean, and the standard deviation of the noise in each entry.
+
+    Examples:
+        >>> collected = Collected({}, replies={"7": Reply({"sum": np.array([0.5, 2.0])}, weight=120.0, noise=0.1)})
+        >>> {node: reply.weight for node, reply in collected.replies.items()}
+        {'7': 120.0}
+    """
 
     arrays: Arrays
     weight: float
@@ -52,6 +58,11 @@ class Collected:
     noise, patients: Where the half wants them, the standard deviation of the noise in each entry of the mean, and of how many
         patients it is, by what is public.
     replies: By node, where the half wants each reply.
+
+    Examples:
+        >>> collected = Collected({"sum": np.array([0.5, 2.0])}, noise=0.1, patients=300.0)
+        >>> collected.mean["sum"].tolist(), collected.replies  # the half does not want each reply
+        ([0.5, 2.0], {})
     """
 
     mean: Arrays
@@ -66,6 +77,12 @@ class Choice:
 
     rows: Synthetic rows to which the classifier is fitted by which hospitals judge each candidate.
     epsilon: Pure epsilon of one hospital's choice (add or remove one patient); 0 without privacy.
+
+    Examples:
+        >>> from polyclinic.programs import program_of
+        >>> config = RunConfig(task="synthesis", model="wgan", synthesis={"candidates": 5}, privacy={"epsilon": 3.0})
+        >>> program_of(config).choice
+        Choice(candidates=5, selected=1, rows=2000, epsilon=0.3)
     """
 
     candidates: int
@@ -79,6 +96,15 @@ class Half(ABC):
 
     Its functions change nothing: what they learn is in the ``State`` that they return. All of it is post-processing of what
     hospitals paid for.
+
+    Examples:
+        >>> class Largest(Half):
+        ...     def first(self): return {"largest": 0.0}
+        ...     def absorb(self, number, state, sent, collected):
+        ...         return {"largest": max(state["largest"], float(collected.mean["sum"].max()))}, {}
+        >>> half = Largest()
+        >>> half.absorb(1, half.first(), {}, Collected({"sum": np.array([0.5, 2.0])}))[0]
+        {'largest': 2.0}
     """
 
     #: Whether it wants every hospital's reply, in place of their mean.
@@ -120,7 +146,16 @@ class Half(ABC):
 
 @dataclass(frozen=True)
 class Program(ABC):
-    """A kind of run with its configuration. What is said here holds for programs that train a model in steps."""
+    """A kind of run with its configuration. What is said here holds for programs that train a model in steps.
+
+    Examples:
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(training={"local_steps": 2}))
+        >>> program.stepwise, program.judged, program.price(program.settings(noise_multiplier=1.0)).count
+        (True, True, 2)
+        >>> program_of(RunConfig(task="output-perturbation")).round_is
+        'a release of its own'
+    """
 
     config: RunConfig
 

@@ -48,7 +48,15 @@ _MOVED = 0.2
 
 @dataclass(frozen=True)
 class Sums(Program):
-    """A round is one sum of clipped vectors over all patients, of which hospitals send their parts."""
+    """A round is one sum of clipped vectors over all patients, of which hospitals send their parts.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="synthesis", model="independent"))
+        >>> isinstance(program, Sums), program.first(dataset_of(program.config).schema), program.round_is
+        (True, {}, 'a release of its own')
+    """
 
     stepwise: ClassVar[bool] = False
     round_is: ClassVar[str] = "a release of its own"
@@ -133,7 +141,15 @@ class Sums(Program):
 
 @dataclass(frozen=True)
 class SyntheticSums(Sums, Synthetic):
-    """Synthetic patients by a method of sums."""
+    """Synthetic patients by a method of sums.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
+        >>> method = program.method(dataset_of(program.config).schema)
+        >>> method.rounds, method.size(1, {})
+        (1, 1444)
+    """
 
     def method(self, schema: Schema) -> SynthesisMethod:
         config, layout = self.config, self.layout(schema)
@@ -184,6 +200,13 @@ class SumsHalf(Half):
     - of a method that keeps hospitals apart the same by node in ``each``, with their ``weights``;
     - the ``rounds`` done;
     - of how many ``patients`` the last sum is.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = SyntheticSums(RunConfig(task="synthesis", model="independent"))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[300.0, 100.0], learning_rate=0.0)
+        >>> half.first()["arrays"]["classes"].tolist(), half.synthesizer(half.first())  # no sum yet
+        ([0.75, 0.25], None)
     """
 
     method: SumsMethod
@@ -249,7 +272,16 @@ class ModelMethod(SumsMethod, Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ModelHalf(Half):
-    """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps."""
+    """Makes the next model of each noisy sum. The state has in ``arrays`` what ``method`` keeps.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
+        >>> half = program.half(dataset_of(program.config).schema, classes=[], learning_rate=0.0)
+        >>> type(half).__name__, list(half.question(1, half.first()))
+        ('ModelHalf', ['round'])
+    """
 
     method: ModelMethod
     wants_noise = True
@@ -277,7 +309,15 @@ class ModelHalf(Half):
 
 @dataclass(frozen=True)
 class ModelSums(Sums):
-    """Task classification by rounds of sums, of which each makes the next model."""
+    """Task classification by rounds of sums, of which each makes the next model.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(model="logistic", training={"optimizer": "newton"}, rounds=4))
+        >>> isinstance(program, ModelSums), program.round_is, program.lets_join
+        (True, 'a noisy Newton step', True)
+    """
 
     limits_noise: ClassVar[bool] = True
 

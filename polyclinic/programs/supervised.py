@@ -41,7 +41,15 @@ def _warn_of_probabilities(model: str) -> None:
 
 @dataclass(frozen=True)
 class Supervised(Program):
-    """The run's ``task`` trains the run's ``model``; a program of another package says in ``trains`` what does."""
+    """The run's ``task`` trains the run's ``model``; a program of another package says in ``trains`` what does.
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> program = Supervised(RunConfig(model="logistic"))
+        >>> schema = dataset_of(program.config).schema
+        >>> program.objective(schema).columns, {name: array.shape for name, array in program.first(schema).items()}
+        (('0', '1'), {'0.weight': (2, 30), '0.bias': (2,)})
+    """
 
     @property
     def trains(self) -> Task:

@@ -28,7 +28,16 @@ from polyclinic.types import Arrays
 
 @dataclass(frozen=True)
 class Synthetic(Program):
-    """A run of task synthesis. Hospitals judge it by a classifier that was fitted to synthetic rows."""
+    """A run of task synthesis. Hospitals judge it by a classifier that was fitted to synthetic rows.
+
+    Examples:
+        >>> from polyclinic.plugins import dataset_of
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="synthesis", model="independent"))
+        >>> schema = dataset_of(program.config).schema
+        >>> isinstance(program, Synthetic), program.frequencies(schema, [300.0, 100.0]).tolist()
+        (True, [0.75, 0.25])
+    """
 
     draws: ClassVar[bool] = True
     counts_classes: ClassVar[bool] = True
@@ -120,6 +129,15 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
         synthesizer: Draws the rows.
         rows: How many.
         seed: Of the draws.
+
+    Examples:
+        >>> from types import SimpleNamespace
+        >>> from polyclinic.runs.simulation import simulated_shards
+        >>> shard = simulated_shards(RunConfig())[0]
+        >>> layout = Layout.of(shard.schema)
+        >>> drawn = SimpleNamespace(layout=layout, sample=lambda rows, rng: layout.rows(shard.x, shard.y)[:rows])
+        >>> {name: array.shape for name, array in judge(drawn, rows=100, seed=0).items()}
+        {'0.weight': (2, 30), '0.bias': (2,)}
     """
     layout = synthesizer.layout
     z = synthesizer.sample(rows, generator(seed, "judge"))
@@ -145,7 +163,16 @@ def judge(synthesizer: Synthesizer, rows: int, seed: int) -> Arrays:
 
 
 def making(config: RunConfig) -> AbstractContextManager[None]:
-    """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so."""
+    """What a stranger's code raises while it makes the run's model of its options becomes a ConfigError that says so.
+
+    Examples:
+        >>> config = RunConfig(task="synthesis", model="moments", synthesis={"options": "rank=0"})
+        >>> with making(config):  # doctest: +ELLIPSIS
+        ...     raise ValueError("rank must be positive")
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Configuration key 'synthesis.options' has the value 'rank=0', ...
+    """
     return failing(
         f"Configuration key 'synthesis.options' has the value {config.synthesis.options!r}, which makes no {config.model!r}"
     )
@@ -159,6 +186,12 @@ def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, An
         config: Of the run, which names the model.
         layout: Of the rows.
         options: By parameter of the model.
+
+    Examples:
+        >>> from polyclinic.plugins import dataset_of
+        >>> config = RunConfig(task="synthesis", model="maf")
+        >>> made("densities", config, Layout.of(dataset_of(config).schema), {"hidden": 16}).hidden
+        16
     """
     make = resolve(group, config.model)
     with making(config):

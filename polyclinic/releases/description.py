@@ -49,8 +49,9 @@ class Description:
     fewest: Smaller counts are not shown; hospitals are not sent it.
     epsilon: What the answer may cost; None asks, without privacy, how often each number occurs.
 
-    >>> Description(("age", "sex"), "treatment", epsilon=1.0).bins
-    64
+    Examples:
+        >>> Description(("age", "sex"), "treatment", epsilon=1.0).bins
+        64
     """
 
     task: ClassVar[str] = "query"

@@ -30,7 +30,14 @@ _LEAST_EPSILON, _MOST_EPSILON = 1e-4, 100
 
 @dataclass(frozen=True)
 class Pricing:
-    """The terms by which a hospital's ledger measures what an event costs."""
+    """The terms by which a hospital's ledger measures what an event costs.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> pricing = Pricing(delta=1e-5)
+        >>> round(pricing.cost(gaussian_event(4.0)), 2), round(pricing.calibrated(gaussian, 1.0).event.noise_multiplier, 2)
+        (0.93, 3.73)
+    """
 
     delta: float
     accountant: Accountant = "pld"
@@ -67,7 +74,12 @@ class Plan(Protocol):
 
 @dataclass(frozen=True)
 class Answer:
-    """What leaves a hospital: noised arrays, and public names of what they are of where the schema does not say."""
+    """What leaves a hospital: noised arrays, and public names of what they are of where the schema does not say.
+
+    Examples:
+        >>> Answer({"patients": np.array([41.0, 18.0])}, names=("I10", "E11")).names
+        ('I10', 'E11')
+    """
 
     arrays: Arrays
     names: tuple[str, ...] = ()
@@ -79,6 +91,12 @@ class HospitalAnswer:
 
     event: what the answer cost. spent, budget: the ledger's epsilon now, and what it may be (None is unlimited).
     elsewhere: in how many other hospitals one of its patients may also be, at most.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), gaussian_event(4.0), spent=1.4, budget=3.0)
+        >>> round(bill.cost, 2), bill.summary()["epsilon"], bill.summary()["budget"]
+        (0.93, 1.4, 3.0)
     """
 
     site: str
@@ -105,6 +123,11 @@ class Conclusion:
     """What follows from all answers, as plain values: ``figures`` of all hospitals together, ``by_site`` of each in order.
 
     product: objects that were made of the answers, by name.
+
+    Examples:
+        >>> count = Conclusion({"value": 61.0}, by_site=[{"value": 40.0}, {"value": 21.0}])
+        >>> count.figures["value"], [site["value"] for site in count.by_site]
+        (61.0, [40.0, 21.0])
     """
 
     figures: dict[str, Any]
@@ -155,13 +178,30 @@ def noisy(total: Ints, noise_multiplier: float | None, stream: Stream) -> Reals:
         total: In grid points, of which a patient has ``FINE`` at most in L2.
         noise_multiplier: Standard deviation of the noise over ``FINE``; None leaves the sum as it is.
         stream: Draws the noise.
+
+    Examples:
+        >>> from polyclinic.privacy.mechanisms import FINE
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> total = np.array([40, 2]) * FINE
+        >>> stream = keyed_stream(0, "noise")
+        >>> (noisy(total, 4.0, stream) / FINE).round(1).tolist(), (noisy(total, None, stream) / FINE).tolist()
+        ([37.1, -2.5], [40.0, 2.0])
     """
     given = total if noise_multiplier is None else gaussian(noise_multiplier).release(total, stream).value
     return np.asarray(given, dtype=np.float64)
 
 
 def check_epsilon(epsilon: float | None) -> None:
-    """Raises ConfigError unless a question may cost so much, or is exact (None)."""
+    """Raises ConfigError unless a question may cost so much, or is exact (None).
+
+    Examples:
+        >>> check_epsilon(1.0), check_epsilon(None)
+        (None, None)
+        >>> check_epsilon(1000.0)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: epsilon must lie between 0.0001 and 100, got 1000.0.
+    """
     if epsilon is not None and not _LEAST_EPSILON <= epsilon <= _MOST_EPSILON:
         raise ConfigError(f"epsilon must lie between {_LEAST_EPSILON} and {_MOST_EPSILON}, got {epsilon}.")
 
@@ -173,6 +213,17 @@ def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnsw
         question: What was asked.
         schema: Of the hospitals.
         answers: Of each hospital, with its bill.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> from polyclinic.releases.statistics import Statistic
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> question, cells = Statistic("count", epsilon=0.5), {"cells": np.array([61.0]), "errors": np.array([2.8])}
+        >>> event = question.plan(schema, Pricing(1e-5)).event
+        >>> answer = HospitalAnswer("north", Answer(cells), Pricing(1e-5), event, spent=0.5, budget=3.0)
+        >>> statement(question, schema, [answer])["value"]
+        61.0
     """
     conclusion = question.conclude(schema, answers)
     sites = {answer.site: own | answer.summary() for answer, own in zip(answers, conclusion.by_site, strict=True)}
@@ -180,7 +231,16 @@ def statement(question: Question, schema: Schema, answers: Sequence[HospitalAnsw
 
 
 def cost_together(answers: Sequence[HospitalAnswer], unit: str) -> dict[str, Any]:
-    """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas."""
+    """What the answers cost a patient of as many hospitals as may be, at the largest of their deltas.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> event = gaussian_event(4.0)
+        >>> bill = HospitalAnswer("north", Answer({}), Pricing(1e-5), event, spent=1.0, budget=None, elsewhere=1)
+        >>> together = cost_together([bill, bill], unit="patient")  # a patient may be at two of the hospitals
+        >>> round(together["epsilon"], 2), together["overlap"]
+        (1.36, 2)
+    """
     first, delta = answers[0].pricing, max(answer.pricing.delta for answer in answers)
     cost = max(answer.cost for answer in answers)
     overlap = min(max(1 + answer.elsewhere for answer in answers), len(answers))

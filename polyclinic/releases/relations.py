@@ -44,6 +44,13 @@ class Layout:
     ``shown``: their numbers in the encoding. Code sets are left out, since no code is ever missing.
     ``flag``: for each the entry that says whether it is there.
     ``square``: the largest squared length of what a row shows.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> how = layout(Schema(name="ward", unit="record", columns=columns))
+        >>> how.size, how.square  # a one and the age
+        (2, 2.0)
     """
 
     shown: tuple[int, ...]
@@ -57,7 +64,15 @@ class Layout:
 
 
 def layout(schema: Schema) -> Layout:
-    """A function of the schema alone."""
+    """A function of the schema alone.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> lab = Column(name="crp", kind="continuous", bounds=(0, 300), nullable=True)
+        >>> schema = Schema(name="ward", unit="record", columns=(lab, Column(name="died", kind="binary", role="label")))
+        >>> layout(schema)
+        Layout(shown=(0,), flag=(1,), flags=1, square=3.0)
+    """
     shown: list[int] = []
     flag: list[int] = []
     flags, square = 0, 1.0
@@ -79,7 +94,12 @@ def layout(schema: Schema) -> Layout:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How a hospital answers, decided before a record is read. policy_noise: the noise multiplier; None is exact."""
+    """How a hospital answers, decided before a record is read. policy_noise: the noise multiplier; None is exact.
+
+    Examples:
+        >>> Plan(4.0).event, Plan(None).event
+        (GaussianDpEvent(noise_multiplier=4.0), NonPrivateDpEvent())
+    """
 
     policy_noise: float | None
 
@@ -90,7 +110,15 @@ class Plan:
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Relations:
-    """Products of what rows show of the features, which together cost ``epsilon``; without one they are exact."""
+    """Products of what rows show of the features, which together cost ``epsilon``; without one they are exact.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> round(Relations(epsilon=1.0).plan(schema, Pricing(delta=1e-5)).policy_noise, 2)
+        3.73
+    """
 
     task: ClassVar[str] = "survey"
     everyone: ClassVar[bool] = False
@@ -139,6 +167,15 @@ def totals(shard: Shard) -> Ints:
     """(k,) sums of the training patients' products, in grid points; each of ``FINE`` at most in L2, whatever their rows.
 
     The upper triangle of the products' matrix, entries beside the diagonal times sqrt(2), so that its length is the matrix's.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> (totals(shard) / FINE).round(2).tolist()  # the first: 3 patients over the square of 2
+        [1.5, 0.42, 0.42]
     """
     how, train = layout(shard.schema), shard.train
     rows, scale = _shown(train.x, shard.schema, how), _scale(how.size)
@@ -182,6 +219,15 @@ def imputer_of(answers: Sequence[Reals], noise_multipliers: Sequence[float | Non
         answers: Of each hospital its (k,) ``products``.
         noise_multipliers: Of each answer; None is exact.
         schema: Of the hospitals.
+
+    Examples:
+        >>> from polyclinic.ehr.schema import Column
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> imputer_of([totals(shard) / FINE], [None], schema).mean.round(2).tolist()  # of the ages as encoded
+        [0.2]
     """
     how = layout(schema)
     matrix = np.zeros((how.size, how.size))

@@ -60,6 +60,10 @@ class Plan:
 
     points: what one patient weighs in the whole numbers that noise is added to.
     policy_noise: noise over one patient's weight; 1 / epsilon where nothing is added.
+
+    Examples:
+        >>> Plan(laplace(2.0), points=1, policy_noise=2.0).event
+        ApproximateDpEvent(epsilon=0.5, delta=0.0)
     """
 
     mechanism: Mechanism
@@ -79,8 +83,9 @@ class Statistic:
     bins: equal parts of the column's public bounds, for histograms and quantiles. quantile: 0.001 to 0.999, to three digits.
     mechanism: one of ``MECHANISMS``; empty takes the one that is usual for the statistic.
 
-    >>> Statistic("count", where=("age >= 60", "sex == 'F'"), epsilon=0.5).mechanism
-    'laplace'
+    Examples:
+        >>> Statistic("count", where=("age >= 60", "sex == 'F'"), epsilon=0.5).mechanism
+        'laplace'
     """
 
     task: ClassVar[str] = "query"
@@ -294,7 +299,18 @@ def _mean(low: float, high: float, cells: Reals, errors: Reals) -> tuple[float, 
 
 
 def askable(schema: Schema, name: str) -> Column:
-    """The column of that name. Raises ConfigError when there is none, or one cell of it is not one number or category."""
+    """The column of that name. Raises ConfigError when there is none, or one cell of it is not one number or category.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> askable(schema, "age").bounds
+        (0.0, 100.0)
+        >>> askable(schema, "aeg")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: There is no column 'aeg' that can be asked for; askable are ...
+    """
     columns = askable_columns(schema)
     if name not in columns:
         raise ConfigError(
@@ -304,18 +320,36 @@ def askable(schema: Schema, name: str) -> Column:
 
 
 def askable_columns(schema: Schema) -> dict[str, Column]:
-    """The features and labels that have one number or category in a row, by name."""
+    """The features and labels that have one number or category in a row, by name.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> list(askable_columns(schema))
+        ['age', 'died']
+    """
     columns = (*schema.features, *schema.labels)
     return {column.name: column for column in columns if column.kind in (*_NUMERIC, *LISTED)}
 
 
 def categories(column: Column) -> tuple[str, ...]:
-    """The public categories in the order of their numbers; a binary column without names has 0 and 1."""
+    """The public categories in the order of their numbers; a binary column without names has 0 and 1.
+
+    Examples:
+        >>> sex, died = Column(name="sex", kind="categorical", categories=("F", "M")), Column(name="died", kind="binary")
+        >>> categories(sex), categories(died)
+        (('F', 'M'), ('0', '1'))
+    """
     return column.categories or ("0", "1")
 
 
 def bounds(column: Column) -> tuple[float, float]:
-    """The public bounds of a numeric or binary column, in its unit."""
+    """The public bounds of a numeric or binary column, in its unit.
+
+    Examples:
+        >>> bounds(Column(name="age", kind="integer", bounds=(0, 100))), bounds(Column(name="died", kind="binary"))
+        ((0.0, 100.0), (0.0, 1.0))
+    """
     return column.bounds or (0.0, 1.0)
 
 
@@ -370,6 +404,16 @@ def totals(question: Statistic, shard: Shard, points: int) -> Ints:
         question: The statistic that is asked for.
         shard: The hospital's records.
         points: What one patient weighs.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> totals(Statistic("count", where=("age >= 50",), epsilon=1.0), shard, points=1).tolist()
+        [2]
+        >>> totals(Statistic("mean", "age", epsilon=1.0), shard, points=100).tolist()  # towards 0 and towards 100 years
+        [120, 180]
     """
     if question.statistic == "mean":
         low, high = bounds(askable(shard.schema, question.column))
@@ -384,7 +428,16 @@ def totals(question: Statistic, shard: Shard, points: int) -> Ints:
 
 
 def cell_numbers(question: Statistic, shard: Shard) -> Ints:
-    """(patients,) each patient's cell of a histogram, -1 for none; for a count 1 if the patient is counted, else 0."""
+    """(patients,) each patient's cell of a histogram, -1 for none; for a count 1 if the patient is counted, else 0.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> cell_numbers(Statistic("histogram", "age", bins=4, epsilon=1.0), shard).tolist()
+        [1, 2, 3]
+    """
     if question.statistic == "count":
         counted = selected(question, shard)
         if question.column:
@@ -402,7 +455,16 @@ def cell_numbers(question: Statistic, shard: Shard) -> Ints:
 
 
 def selected(question: Statistic, shard: Shard) -> Bools:
-    """(patients,) bool: who fulfils every condition."""
+    """(patients,) bool: who fulfils every condition.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> selected(Statistic("count", where=("age >= 50", "died == 0"), epsilon=1.0), shard).tolist()
+        [False, True, False]
+    """
     conditions = question.conditions(shard.schema)
     table = pd.DataFrame(index=range(shard.patients))
     for name in {name for condition in conditions for name in condition.names}:
@@ -418,7 +480,14 @@ def selected(question: Statistic, shard: Shard) -> Bools:
 
 
 def candidates(question: Statistic, schema: Schema) -> Reals:
-    """The public values of which a quantile is chosen: the bins' edges, whole for a column of whole numbers."""
+    """The public values of which a quantile is chosen: the bins' edges, whole for a column of whole numbers.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> candidates(Statistic("quantile", "age", bins=4, epsilon=1.0), schema).tolist()
+        [0.0, 25.0, 50.0, 75.0, 100.0]
+    """
     edges = question.edges(schema)
     return np.unique(np.rint(edges)) if askable(schema, question.column).kind == "integer" else edges
 
@@ -427,6 +496,14 @@ def quantile_scores(question: Statistic, shard: Shard) -> Ints:
     """(candidates,) minus |(b - a) patients below - a patients above| for the quantile a / b, as whole numbers.
 
     One patient added or removed changes each by at most max(a, b - a) (Smith 2011, Section 4).
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> quantile_scores(Statistic("quantile", "age", bins=4, epsilon=1.0), shard).tolist()  # of 0, 25, 50, 75 and 100
+        [-3, -3, -1, -1, -3]
     """
     value = patient_values(shard, question.column)[selected(question, shard)]
     value = np.sort(value[~np.isnan(value)])
@@ -440,6 +517,14 @@ def quantile_scores(question: Statistic, shard: Shard) -> Ints:
 def patient_values(shard: Shard, name: str) -> Reals:
     """(patients,) one value for each patient: the mean of the observed numbers, the commonest observed category (the
     first of those equally common), NaN where none is observed. In the column's unit; categories by their numbers.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> patient_values(shard, "age").round(1).tolist()
+        [30.0, 60.0, 90.0]
     """
     column = askable(shard.schema, name)
     labels = [label.name for label in shard.schema.labels]

@@ -53,6 +53,13 @@ class Survey:
 
     bins: equal parts of a numeric column's public bounds. codes: the most codes of a code set that a patient counts for.
     epsilon: what the answer may cost; None asks for exact numbers, without privacy. rules: hospitals are not sent them.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> survey = Survey(("age",), epsilon=1.0).of(schema)
+        >>> round(survey.plan(schema, Pricing(delta=1e-5)).noise_multiplier, 2)
+        3.73
     """
 
     task: ClassVar[str] = "survey"
@@ -173,6 +180,13 @@ class Plan:
 
     noise_multiplier: of each column's part; None is exact. threshold_delta: of each open column, the chance that the name
     of a value that a single patient has is told.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> plan = Survey(("age",), epsilon=1.0).plan(schema, Pricing(delta=1e-5))
+        >>> round(plan.noise_multiplier, 2), round(plan.error(schema.features[0]), 1)  # in patients, of each cell
+        (3.73, 5.9)
     """
 
     survey: Survey
@@ -255,6 +269,16 @@ def totals(survey: Survey, column: Column, shard: Shard, stream: Stream) -> Ints
         column: One of its columns that are not open.
         shard: The hospital's records.
         stream: Where patients are to choose among their codes, each does so by draws of its own.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
+        >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
+        >>> counted = totals(survey := Survey(("age",), epsilon=1.0, bins=4), columns[0], shard, keyed_stream(0, "codes"))
+        >>> (counted / survey.points(columns[0])).tolist()
+        [0.0, 1.0, 1.0, 1.0]
     """
     points, cells = survey.points(column), cell_count(column, survey.bins)
     rows = ~shard.is_test[shard.patient]
@@ -287,6 +311,15 @@ def value_counts(survey: Survey, column: Column, shard: Shard, stream: Stream) -
         column: The open column.
         shard: The hospital's records.
         stream: Draws which values a patient with more of them chooses.
+
+    Examples:
+        >>> from polyclinic.privacy.streams import keyed_stream
+        >>> city = Column(name="city", kind="categorical", categories=("other",), other="other")
+        >>> schema = Schema(name="ward", unit="record", columns=(city, Column(name="died", kind="binary", role="label")))
+        >>> cells = {"city": np.array(["Ulm", "Bonn", "Ulm"], dtype=object)}
+        >>> shard = Shard("north", schema, np.ones((3, 1)), np.zeros(3), np.arange(3), np.zeros(3, dtype=bool), cells)
+        >>> value_counts(Survey(("city",), epsilon=1.0), city, shard, keyed_stream(0, "values"))
+        {'Bonn': 1, 'Ulm': 2}
     """
     rows = ~shard.is_test[shard.patient]
     pairs: set[tuple[int, str]] = set()

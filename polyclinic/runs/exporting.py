@@ -43,6 +43,14 @@ class Scorer(nn.Module):
 
     It gives (rows, columns) float64 predictions: probabilities, or what else the run's objective predicts. A row with a cell
     that the schema does not allow has NaN.
+
+    Examples:
+        >>> columns = Column(name="age", kind="integer", bounds=(0, 100)), Column(name="died", kind="binary", role="label")
+        >>> schema = Schema(name="ward", unit="record", columns=columns)
+        >>> probabilities = lambda outputs: outputs.softmax(1)
+        >>> scorer = Scorer(schema, nn.Linear(1, 2), probabilities, scale=None, imputation="mean", imputer=None)
+        >>> scorer({"age": torch.tensor([30.0, 130.0])}).isnan().any(1).tolist()  # 130 is beyond the bounds
+        [False, True]
     """
 
     def __init__(
@@ -145,7 +153,18 @@ def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
 
 
 def scorer_of(run: Run) -> Scorer:
-    """The run's model with its preprocessing. Raises ConfigError for a run whose predictions no function of one row gives."""
+    """The run's model with its preprocessing. Raises ConfigError for a run whose predictions no function of one row gives.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.plugins import dataset_of
+        >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
+        >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
+        >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
+        >>> scorer_of(run)({column.name: torch.zeros(4) for column in schema.features}).shape
+        torch.Size([4, 2])
+    """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
     if config.data.imputation == "constant":
@@ -176,7 +195,8 @@ def export(run: Run, path: Path, force: bool = False) -> dict[str, Any]:
     Examples:
         >>> import tempfile
         >>> from polyclinic import Federation
-        >>> result = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp()).run(rounds=1, pictures=False)
+        >>> federation = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp(), privacy={"dp": False})
+        >>> result = federation.run(rounds=1, pictures=False)
         >>> described = export(result.folder, result.path / "model.pt")
         >>> len(described["inputs"]), described["inputs"][0]["name"], described["output"]["classes"]
         (30, 'mean_radius', ['0', '1'])
@@ -205,6 +225,22 @@ def export(run: Run, path: Path, force: bool = False) -> dict[str, Any]:
 
 
 def description(run: Run, suffix: str) -> dict[str, Any]:
+    """What stands beside an exported model: its run, what that spent, its inputs and its output (docs/reference/json.md).
+
+    Args:
+        run: A finished run of a classifier.
+        suffix: The format of the model's file, on which the types of its inputs depend.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.plugins import dataset_of
+        >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
+        >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
+        >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
+        >>> list(description(run, ".onnx"))
+        ['run', 'model', 'model_sha256', 'epsilon', 'delta', 'inputs', 'output', 'not_allowed']
+    """
     schema, summary, texts = run.schema(), run.summary(), suffix == ".onnx"
     objective = program_of(run.config()).objective(schema)
     output = {

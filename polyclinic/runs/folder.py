@@ -60,11 +60,12 @@ class Run:
 
     ``pictures``: Whether its report has them.
 
-    >>> import tempfile
-    >>> begun = Run.create(RunConfig(rounds=2, out=tempfile.mkdtemp()))
-    >>> run = Run.open(begun.path)
-    >>> run.config().rounds, run.history()["row"], run.finished
-    (2, [], False)
+    Examples:
+        >>> import tempfile
+        >>> begun = Run.create(RunConfig(rounds=2, out=tempfile.mkdtemp()))
+        >>> run = Run.open(begun.path)
+        >>> run.config().rounds, run.history()["row"], run.finished
+        (2, [], False)
     """
 
     path: Path

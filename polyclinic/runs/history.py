@@ -28,8 +28,9 @@ KINDS = ("row", "strategy", "dropout")
 def records_in(content: bytes) -> dict[str, list[Record]]:
     """The records by their kind; a line that was cut short, or is none of a history, is passed over.
 
-    >>> records_in(b'{"row": {"round": 1, "site": "north"}}\\n{"dropout": {"rou')
-    {'row': [{'round': 1, 'site': 'north'}], 'strategy': [], 'dropout': []}
+    Examples:
+        >>> records_in(b'{"row": {"round": 1, "site": "north"}}\\n{"dropout": {"rou')
+        {'row': [{'round': 1, 'site': 'north'}], 'strategy': [], 'dropout': []}
     """
     records: dict[str, list[Record]] = {kind: [] for kind in KINDS}
     for line in content.splitlines():
@@ -45,7 +46,14 @@ def records_in(content: bytes) -> dict[str, list[Record]]:
 
 @dataclass(frozen=True)
 class Extent:
-    """The part of a history that a checkpoint counts on: its first ``size`` bytes, and their SHA-256 in hex."""
+    """The part of a history that a checkpoint counts on: its first ``size`` bytes, and their SHA-256 in hex.
+
+    Examples:
+        >>> import tempfile
+        >>> extent = History.begin(Path(tempfile.mkdtemp()) / "history.jsonl").add({"row": [{"round": 1}]})
+        >>> extent.size, len(extent.sha256)
+        (22, 64)
+    """
 
     size: int
     sha256: str
@@ -53,7 +61,16 @@ class Extent:
 
 @dataclass
 class History:
-    """A history file and what is in it: how many records of each kind, in how many bytes, and the digest of those."""
+    """A history file and what is in it: how many records of each kind, in how many bytes, and the digest of those.
+
+    Examples:
+        >>> import tempfile
+        >>> history = History.begin(Path(tempfile.mkdtemp()) / "history.jsonl")
+        >>> extent = history.add({"row": [{"round": 1, "auroc": 0.81}]})
+        >>> after = history.add({"row": [{"round": 1, "auroc": 0.81}, {"round": 2, "auroc": 0.83}]})
+        >>> History.resume(history.path, extent)[1]["row"]  # what a checkpoint of round 1 counts on
+        [{'round': 1, 'auroc': 0.81}]
+    """
 
     path: Path
     counts: Counter[str] = field(default_factory=Counter)

@@ -13,8 +13,9 @@ _AT_ONCE = 100_000
 def json_text(value: Any, indent: int | None = None) -> str:
     """``value`` as JSON; a number that is not finite becomes null.
 
-    >>> json_text({"epsilon": float("inf"), "rounds": 2})
-    '{"epsilon": null, "rounds": 2}'
+    Examples:
+        >>> json_text({"epsilon": float("inf"), "rounds": 2})
+        '{"epsilon": null, "rounds": 2}'
     """
     try:
         return _joined(value, indent)

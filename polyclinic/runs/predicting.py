@@ -43,6 +43,13 @@ class Predicted:
     one.
     patient: (predicted,) whose each is.
     notes: what of the table was left out or read otherwise.
+
+    Examples:
+        >>> rows = Encoded(np.array([[0.1]]), y=None)
+        >>> scores = pd.DataFrame({"0": [0.8, np.nan], "1": [0.2, np.nan]})
+        >>> predicted = Predicted(scores, places=np.array([0]), encoded=rows, patient=np.array([0]))
+        >>> predicted.scores["1"].tolist(), predicted.places.tolist()  # the second row was not allowed
+        ([0.2, nan], [0])
     """
 
     scores: pd.DataFrame
@@ -71,6 +78,16 @@ def predict(
     Raises:
         ConfigError: for a run without such a model, and for imputation "mice", which needs the hospital's own patients.
         DataError: for a column that is not there and may not be missing, and a label that is missing or not allowed.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.plugins import dataset_of
+        >>> run = Run.create(RunConfig(model="logistic", out=tempfile.mkdtemp()))
+        >>> program, schema = program_of(run.config()), dataset_of(run.config()).schema
+        >>> run.write({"statement": {}, "comparison": None}, [], program.first(schema), None, schema)  # untrained
+        >>> predict(run, pd.DataFrame({c.name: [c.bounds[0], 1e9] for c in schema.features})).places.tolist()
+        [0]
     """
     check_predicts(run)
     config, schema, program = run.config(), run.schema(), program_of(run.config())
@@ -144,6 +161,11 @@ def trained_on(rows: Encoded, trained: Iterable[Rows]) -> int:
     """How many rows equal, in all features and in the label, a row among those that were ``trained`` on.
 
     Features are compared to five digits of their public scale, which conversions of units may change.
+
+    Examples:
+        >>> trained = Rows(np.array([[0.1], [0.2]]), np.array([0, 1]), np.arange(2), 2)
+        >>> trained_on(Encoded(np.array([[0.2], [0.2], [0.3]]), np.array([1, 0, 1])), [trained])
+        1
     """
     keys = {key for part in trained for key in _keys(part.x, part.y)}
     return sum(key in keys for key in _keys(rows.x, rows.y)) if rows.y is not None else 0
@@ -155,7 +177,18 @@ def _keys(x: Floats, y: Labels) -> list[bytes]:
 
 
 def check_predicts(run: Run) -> None:
-    """Raises ConfigError for a run without a classifier, and for imputation "mice"."""
+    """Raises ConfigError for a run without a classifier, and for imputation "mice".
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> check_predicts(Run.create(RunConfig(out=tempfile.mkdtemp())))
+        >>> try:
+        ...     check_predicts(Run.create(RunConfig(task="components", out=tempfile.mkdtemp())))
+        ... except ConfigError as error:
+        ...     print(str(error).partition(" is ")[2])
+        a run of task 'components', which trains no classifier of patients.
+    """
     config, program = run.config(), program_of(run.config())
     if program.draws or not program.judged:
         raise ConfigError(f"{run.path} is a run of task {config.task!r}, which trains no classifier of patients.")
@@ -176,6 +209,14 @@ def held_out_table(
         objective: What the model predicts.
         split: Makes the column ``split``, which is "held-out", or which fold it is.
         sites: Of each hospital patient numbers (rows,), labels as in a shard and predictions (rows, columns).
+
+    Examples:
+        >>> from polyclinic.objectives.classes import Classification
+        >>> objective = Classification((Column(name="died", kind="binary", role="label"),))
+        >>> scores = np.array([[0.9, 0.1], [0.3, 0.7]])
+        >>> sites = {"north": (np.array([4, 7]), np.array([0, 1]), scores)}
+        >>> held_out_table(objective, Split(), sites).to_dict("records")[1]
+        {'site': 'north', 'patient': 7, 'label': '1', 'score_0': 0.3, 'score_1': 0.7, 'split': 'held-out'}
     """
     scored = [f"score_{name}" for name in objective.columns]
     parts = [
@@ -203,6 +244,15 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
     Those of a simulation are computed anew from its records, unless its hospitals evaluated models of their own.
     Raises ConfigError, with the reason, where there are none.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.config import RunConfig
+        >>> run = Run.create(RunConfig(out=tempfile.mkdtemp()))
+        >>> run.write_summary({"metrics": {"sites": {"north": {}, "south": {}}}, "comparison": None})
+        >>> pd.DataFrame({"site": ["north"], "label": ["1"], "score_1": [0.8]}).to_parquet(run.predictions_file)
+        >>> held_out_predictions(run)[1]  # whose policy lets none leave
+        ['south']
     """
     config, summary, program = run.config(), run.summary(), program_of(run.config())
     sites = list(summary.metrics.sites)
@@ -230,7 +280,12 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
 
 
 def withheld_sentence(withheld: list[str], sites: int) -> str:
-    """Whose predictions are missing, in one sentence."""
+    """Whose predictions are missing, in one sentence.
+
+    Examples:
+        >>> withheld_sentence(["north", "south"], sites=5)
+        'The policies of 2 of 5 hospitals (north, south) withhold predictions of held-out patients.'
+    """
     few = f"{len(withheld)} of {sites} hospitals ({several(withheld)})"
     return f"The policies of {few} withhold predictions of held-out patients."
 

@@ -25,7 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Simulation:
-    """The simulated hospitals of a finished run, with the records that its task saw there."""
+    """The simulated hospitals of a finished run, with the records that its task saw there.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.runs.folder import Run
+        >>> run = Run.create(RunConfig(dataset="breast-cancer", sites=3, out=tempfile.mkdtemp()))
+        >>> {site: shard.patients for site, shard in Simulation(run).shards.items()}
+        {'hospital-1': 63, 'hospital-2': 201, 'hospital-3': 305}
+    """
 
     run: Run
 
@@ -53,7 +61,12 @@ class Simulation:
 
 @dataclass(frozen=True)
 class SimulatedDataset:
-    """A dataset by name, with the schema's file, which may be ``written`` anew within a process."""
+    """A dataset by name, with the schema's file, which may be ``written`` anew within a process.
+
+    Examples:
+        >>> SimulatedDataset.of(RunConfig(dataset="breast-cancer")).load().schema.label.name
+        'malignant'
+    """
 
     name: str
     options: str
@@ -91,7 +104,12 @@ def _dataset_of(config: RunConfig, written: int) -> SimulatedDataset:
 
 @dataclass(frozen=True)
 class SimulatedRecords:
-    """The records of a simulation's hospitals: a dataset and how it is dealt."""
+    """The records of a simulation's hospitals: a dataset and how it is dealt.
+
+    Examples:
+        >>> SimulatedRecords.of(RunConfig(dataset="breast-cancer", sites=4)).words
+        'breast-cancer dealt to 4 hospitals by its own partitioner, seed 0, alpha 1.0'
+    """
 
     dataset: SimulatedDataset
     sites: int
@@ -139,7 +157,16 @@ class SimulatedRecords:
 
 
 def read_imputer(path: str) -> Imputer:
-    """The imputer in a file, read once until it is written anew. Raises DataError for a file that is none."""
+    """The imputer in a file, read once until it is written anew. Raises DataError for a file that is none.
+
+    Examples:
+        >>> import tempfile
+        >>> import numpy as np
+        >>> path = Path(tempfile.mkdtemp()) / "imputer.json"
+        >>> Imputer.checked(("age", "crp"), np.array([0.1, -0.4]), np.eye(2)).write(path)
+        >>> read_imputer(str(path)).features
+        ('age', 'crp')
+    """
     return _imputer(path, _written(path))
 
 
@@ -162,6 +189,10 @@ def simulated_delta(config: RunConfig) -> float:
     They are all patients of the dataset, held out or not, so that every split has the same delta. Where
     ``privacy.patients-per-site`` is public, they are so many at each hospital, which makes delta a function of public numbers.
     Else the number of patients counts as public.
+
+    Examples:
+        >>> simulated_delta(RunConfig(dataset="breast-cancer")), simulated_delta(RunConfig(privacy={"delta": 1e-5}))
+        (0.0001, 1e-05)
     """
     if config.privacy.delta:
         return config.privacy.delta
@@ -170,13 +201,27 @@ def simulated_delta(config: RunConfig) -> float:
 
 
 def settled(config: RunConfig) -> RunConfig:
-    """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta."""
+    """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta.
+
+    Examples:
+        >>> config = RunConfig(dataset="breast-cancer")
+        >>> config.privacy.delta, settled(config).privacy.delta
+        (0.0, 0.0001)
+    """
     config = config.settled(SimulatedDataset.of(config).load().schema)
     return config.changed({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
 
 
 def check_simulation(config: RunConfig) -> None:
-    """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital."""
+    """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital.
+
+    Examples:
+        >>> check_simulation(settled(RunConfig(dataset="breast-cancer")))
+        >>> check_simulation(RunConfig(dataset="breast-cancer", privacy={"delta": 0.1}))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: Configuration key 'privacy.delta' has the value 0.1, which must ...
+    """
     largest = max(simulated_shards(config), key=lambda shard: shard.trained_on)
     if config.privacy.dp and config.privacy.delta >= 1 / largest.trained_on:
         raise ConfigError(
@@ -187,21 +232,43 @@ def check_simulation(config: RunConfig) -> None:
 
 
 def simulated_sites(config: RunConfig) -> list[str]:
-    """The names of the simulated hospitals in order of their index."""
+    """The names of the simulated hospitals in order of their index.
+
+    Examples:
+        >>> simulated_sites(RunConfig(dataset="breast-cancer", sites=3))
+        ['hospital-1', 'hospital-2', 'hospital-3']
+    """
     return list(SimulatedRecords.of(config).shards())
 
 
 def simulated_patients(config: RunConfig) -> list[int]:
-    """Training patients of the simulated hospitals, in the same order: how dear each is to train."""
+    """Training patients of the simulated hospitals, in the same order: how dear each is to train.
+
+    Examples:
+        >>> simulated_patients(RunConfig(dataset="breast-cancer", sites=3))
+        [43, 149, 219]
+    """
     return [shard.trained_on for shard in simulated_shards(config)]
 
 
 def simulated_shards(config: RunConfig) -> list[Shard]:
-    """The records of the simulated hospitals, in the same order."""
+    """The records of the simulated hospitals, in the same order.
+
+    Examples:
+        >>> [(shard.site, shard.patients, shard.trained_on) for shard in simulated_shards(RunConfig(sites=3))]
+        [('hospital-1', 63, 43), ('hospital-2', 201, 149), ('hospital-3', 305, 219)]
+    """
     return list(SimulatedRecords.of(config).shards().values())
 
 
 def forget_datasets() -> None:
-    """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then."""
+    """Load simulated hospitals' records anew when they are next asked for: a dataset's name may stand for another by then.
+
+    Examples:
+        >>> before = simulated_shards(RunConfig())[0]
+        >>> forget_datasets()
+        >>> simulated_shards(RunConfig())[0] is before
+        False
+    """
     SimulatedDataset.load.cache_clear()
     SimulatedRecords.shards.cache_clear()

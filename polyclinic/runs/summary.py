@@ -18,7 +18,13 @@ class _Part(BaseModel):
 
 
 class Metrics(_Part):
-    """Metrics on held-out patients after the last round. ``released``: whether policies let them leave."""
+    """Metrics on held-out patients after the last round. ``released``: whether policies let them leave.
+
+    Examples:
+        >>> metrics = Metrics(auroc=0.91)
+        >>> metrics.auroc, metrics.loss
+        (0.91, None)
+    """
 
     auroc: Number = None
     auprc: Number = None
@@ -29,7 +35,12 @@ class Metrics(_Part):
 
 
 class SiteMetrics(Metrics):
-    """One hospital's metrics, and what it spent."""
+    """One hospital's metrics, and what it spent.
+
+    Examples:
+        >>> SiteMetrics(auroc=0.91, patients=120, epsilon=2.4).epsilon
+        2.4
+    """
 
     patients: Number = None
     epsilon: Number = None
@@ -40,7 +51,13 @@ class SiteMetrics(Metrics):
 
 
 class AllMetrics(_Part):
-    """Over all held-out patients together, as the mean over hospitals, and of each hospital by its name."""
+    """Over all held-out patients together, as the mean over hospitals, and of each hospital by its name.
+
+    Examples:
+        >>> metrics = AllMetrics.model_validate({"pooled": {"auroc": 0.91}, "sites": {"north": {"patients": 120}}})
+        >>> metrics.pooled.auroc, metrics.sites["north"].patients, metrics.macro.auroc
+        (0.91, 120, None)
+    """
 
     pooled: Metrics = Metrics()
     macro: Metrics = Metrics()
@@ -48,7 +65,12 @@ class AllMetrics(_Part):
 
 
 class Privacy(_Part):
-    """The guarantee to a patient. ``central``: the guarantee to whole hospitals, None without."""
+    """The guarantee to a patient. ``central``: the guarantee to whole hospitals, None without.
+
+    Examples:
+        >>> Privacy(epsilon=2.4, delta=1e-5, private=True).unit
+        'patient'
+    """
 
     epsilon: Number = None
     private: bool = False
@@ -69,8 +91,9 @@ class Privacy(_Part):
 class Summary(_Part):
     """A finished run. ``version``: of the format; a file without one is of version 1.
 
-    >>> Summary.model_validate({"rounds": 3, "privacy": {"epsilon": 1.5}}).privacy.epsilon
-    1.5
+    Examples:
+        >>> Summary.model_validate({"rounds": 3, "privacy": {"epsilon": 1.5}}).privacy.epsilon
+        1.5
     """
 
     version: Literal[1] = 1

@@ -51,6 +51,15 @@ def synthesize(
     Raises:
         ConfigError: before anything is written, for a value that cannot be.
         DataError: before anything is written, for a run of which nothing can be drawn or certified.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic import Federation
+        >>> options = {"task": "synthesis", "model": "moments", "privacy": {"dp": False}, "synthesis": {"quality": False}}
+        >>> run = Federation.from_dataset("breast-cancer", out=tempfile.mkdtemp(), **options).run(pictures=False)
+        >>> certified = synthesize(run.path, rows=100, out=run.path / "patients.csv")
+        >>> certified.name, pd.read_csv(run.path / "patients.csv").shape
+        ('patients.certificate.json', (100, 32))
     """
     out = Path(out)
     if out.suffix.lower() not in ENDINGS:
@@ -107,7 +116,12 @@ def synthesize(
 
 
 def file_names(out: Path, sets: int) -> list[Path]:
-    """``out``, or of several sets one with a number for each."""
+    """``out``, or of several sets one with a number for each.
+
+    Examples:
+        >>> [path.name for path in file_names(Path("patients.csv"), sets=3)]
+        ['patients-01.csv', 'patients-02.csv', 'patients-03.csv']
+    """
     if sets == 1:
         return [out]
     width = max(2, len(str(sets)))

@@ -66,9 +66,10 @@ def plan(
     Raises:
         ConfigError: A combination is impossible, which the message names; a key varies twice; two runs are the same.
 
-    >>> runs = plan({"rounds": 2}, [[{"privacy.epsilon": 1}, {"privacy.epsilon": 3}]], seeds=2)
-    >>> [str(run) for run in runs][:2]
-    ['privacy.epsilon=1.0, seed=0', 'privacy.epsilon=1.0, seed=1']
+    Examples:
+        >>> runs = plan({"rounds": 2}, [[{"privacy.epsilon": 1}, {"privacy.epsilon": 3}]], seeds=2)
+        >>> [str(run) for run in runs][:2]
+        ['privacy.epsilon=1.0, seed=0', 'privacy.epsilon=1.0, seed=1']
     """
     if seeds < 1:
         raise ConfigError(f"The number of seeds is {seeds}; it must be 1 or more.")

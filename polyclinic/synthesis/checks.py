@@ -30,9 +30,10 @@ class Numbers:
     def hold(self, values: np.ndarray) -> bool:
         """Whether ``values`` are such numbers.
 
-        >>> half = Numbers((2,), shares=True)
-        >>> half.hold(np.array([0.5, 0.5])), half.hold(np.array([0.5, np.nan])), half.hold(np.array([1.5, -0.5]))
-        (True, False, False)
+        Examples:
+            >>> half = Numbers((2,), shares=True)
+            >>> half.hold(np.array([0.5, 0.5])), half.hold(np.array([0.5, np.nan])), half.hold(np.array([1.5, -0.5]))
+            (True, False, False)
         """
         if values.shape != self.shape or values.dtype.kind not in ("iu" if self.whole else "iuf"):
             return False

@@ -27,8 +27,9 @@ _WHOLE = TrainSettings(1.0, 1, 1.0, 1.0, None, double=True)
 def scale_of(rows: Rows) -> Standardiser:
     """Mean and standard deviation of each feature, (features,) each, missing cells left out; 1 for a constant's deviation.
 
-    >>> scale_of(Rows(np.array([[1.0, 5.0], [3.0, 5.0]]), np.zeros(2, dtype=np.int64), np.arange(2), 2))
-    (array([2., 5.]), array([1., 1.]))
+    Examples:
+        >>> scale_of(Rows(np.array([[1.0, 5.0], [3.0, 5.0]]), np.zeros(2, dtype=np.int64), np.arange(2), 2))
+        (array([2., 5.]), array([1., 1.]))
     """
     present = np.isfinite(rows.x)
     count = np.maximum(present.sum(axis=0), 1)

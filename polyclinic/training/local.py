@@ -138,18 +138,19 @@ class LocalHalf:
     """A strategy's half at hospitals; this one takes the configured steps and changes nothing.
 
     A strategy's own half subclasses it as a frozen dataclass, whose fields are options of the strategy, and is named
-    ``Local`` in the strategy's class. Example, a pull towards the model that was sent:
+    ``Local`` in the strategy's class. The example is a pull towards the model that was sent.
 
-    >>> @dataclass(frozen=True)
-    ... class Pull(LocalHalf):
-    ...     strength: float = 0.1
-    ...
-    ...     def round(self, sites: Sites) -> Trained:
-    ...         models = sites.model
-    ...         for _ in range(sites.settings.local_steps):
-    ...             gradient = sites.gradient(models)
-    ...             models = sites.step(models, gradient + self.strength * (models - sites.model))
-    ...         return Trained(models)
+    Examples:
+        >>> @dataclass(frozen=True)
+        ... class Pull(LocalHalf):
+        ...     strength: float = 0.1
+        ...
+        ...     def round(self, sites: Sites) -> Trained:
+        ...         models = sites.model
+        ...         for _ in range(sites.settings.local_steps):
+        ...             gradient = sites.gradient(models)
+        ...             models = sites.step(models, gradient + self.strength * (models - sites.model))
+        ...         return Trained(models)
     """
 
     #: The names of what the strategy sends beside the model, arrays like the model's.

@@ -17,6 +17,9 @@ SUBMITTER, SIGNATURE = "participation.submitter", "participation.signature"
 ELSEWHERE = frozenset({"out", "timeout", "workers", "ray-address", "resume", "participation.approval-wait", SIGNATURE})
 
 
+_TIME = "%Y%m%dT%H%M%S.%fZ"
+
+
 def sign_submission(settings: Mapping[str, object], private: bytes) -> str:
     """The signature of a run's settings, and its time.
 
@@ -24,7 +27,7 @@ def sign_submission(settings: Mapping[str, object], private: bytes) -> str:
         settings: The configuration's ``given``, with the submitter's name.
         private: The submitter's Ed25519 private key, 32 bytes.
     """
-    time = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%fZ")
+    time = datetime.now(UTC).strftime(_TIME)
     return f"{sign(private, _statement(settings, time)).hex()}@{time}"
 
 
@@ -39,6 +42,11 @@ def submission(settings: Mapping[str, object], signature: str, public: bytes) ->
     signed, _, time = signature.partition("@")
     statement = _statement(settings, time)
     return statement.decode() if is_signed(public, bytes.fromhex(signed), statement) else ""
+
+
+def signed_at(signature: str) -> datetime:
+    """When a signature says that it was made. Raises ValueError for one that ``sign_submission`` did not make."""
+    return datetime.strptime(signature.partition("@")[2], _TIME).replace(tzinfo=UTC)
 
 
 def _statement(settings: Mapping[str, object], time: str) -> bytes:

@@ -44,9 +44,10 @@ def version_conflict(hospital: Mapping[str, Any], coordinator: Mapping[str, Any]
     """Why a hospital and a coordinator of these ``versions`` cannot work together, or None: they count privacy differently, or
     do not say how.
 
-    >>> version_conflict({"polyclinic": "0.3.0", "privacy_format": "1"}, {"polyclinic": "0.2.0", "privacy_format": "1"})
-    >>> version_conflict({"polyclinic": "0.9.9"}, {"polyclinic": "0.2.0", "privacy_format": "1"}).partition(";")[0]
-    'the hospital has Polyclinic 0.9.9 (privacy format not said) and the coordinator has Polyclinic 0.2.0 (privacy format 1)'
+    Examples:
+        >>> version_conflict({"polyclinic": "0.3.0", "privacy_format": "1"}, {"polyclinic": "0.2.0", "privacy_format": "1"})
+        >>> version_conflict({"polyclinic": "0.9.9"}, {"polyclinic": "0.2.0", "privacy_format": "1"}).partition(";")[0]
+        'the hospital has Polyclinic 0.9.9 (privacy format not said) and the coordinator has Polyclinic 0.2.0 (privacy format 1)'
     """
     if hospital.get("privacy_format") == coordinator.get("privacy_format"):
         return None

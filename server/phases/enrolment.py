@@ -44,6 +44,8 @@ from polyclinic.wire.versions import PRIVACY_FORMAT, version_conflict, versions
 _LONGEST_SCHEMA = 16_000_000
 # Seconds between two looks at whether a person has approved the run, and for an answer to one.
 _APPROVAL_POLL, _APPROVAL_ANSWER = 5.0, 60.0
+# Of the time that a run has waited, the part after which hospitals are asked again.
+_APPROVAL_SHARE = 0.05
 _Word = Annotated[str, Field(max_length=100)]
 
 
@@ -300,7 +302,8 @@ def _await_approval(
     wait: ApprovalWait,
 ) -> None:  # fmt: skip
     """Ask hospitals where a person must approve the run until all have decided or the time is over; ``answers`` then have it."""
-    deadline, before = time.monotonic() + wait.seconds, ""
+    began, before = time.monotonic(), ""
+    deadline = began + wait.seconds
     while time.monotonic() < deadline and (
         waiting := [name for batch in answers for _, name, _ in batch.waiting.values()]
     ):
@@ -312,7 +315,10 @@ def _await_approval(
             log(INFO, "Polyclinic: %s", line)
             wait.note(waiting)
         before = line
-        time.sleep(min(_APPROVAL_POLL, max(0.0, deadline - time.monotonic())))
+        # Sooner at first: each question is two lines of the hospital's journal, and a person may take a day.
+        now = time.monotonic()
+        pause = max(_APPROVAL_POLL, min((now - began) * _APPROVAL_SHARE, _APPROVAL_ANSWER))
+        time.sleep(min(pause, max(0.0, deadline - now)))
         for batch in answers:
             again = _ask(grid, request, {place: asked[place] for place in batch.waiting}, _APPROVAL_ANSWER, names)
             # Whose node is silent, as while it is started anew, still waits.

@@ -39,7 +39,16 @@ class _Unknown(Exception):
 
 
 def strategy_state(strategy: Strategy) -> Arrays:
-    """The strategy's values: arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of."""
+    """The strategy's values: arrays by number, and as ``tree`` (UTF-8 bytes of JSON) what they are part of.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvgM
+        >>> strategy = FedAvgM()
+        >>> strategy.momentum_vector = [np.ones(2)]
+        >>> state = strategy_state(strategy)
+        >>> state["0"].tolist(), json.loads(state["tree"].tobytes())["momentum_vector"]
+        ([1.0, 1.0], ['list', [['array', [0, [2]]]]])
+    """
     arrays: list[np.ndarray] = []
     tree: dict[str, list[Any]] = {}
     for path, holder in holders(strategy):
@@ -54,7 +63,15 @@ def strategy_state(strategy: Strategy) -> Arrays:
 
 
 def unsaved(strategy: Strategy) -> list[str]:
-    """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type."""
+    """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> strategy = FedAvg()
+        >>> strategy.seen = iter([1, 2])
+        >>> unsaved(FedAvg()), unsaved(strategy)
+        ([], ['seen (list_iterator)'])
+    """
     names = []
     for path, holder in holders(strategy):
         for name, value in _saved_values(holder).items():
@@ -70,6 +87,14 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
     """Put back what ``strategy_state`` took out of a strategy of the same class and options.
 
     Raises DataError where an attribute with a ``state_dict`` is not there to be filled.
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvgM
+        >>> stopped, resumed = FedAvgM(), FedAvgM()
+        >>> stopped.momentum_vector = [np.ones(2)]
+        >>> restore_strategy(resumed, strategy_state(stopped))
+        >>> resumed.momentum_vector[0].tolist()
+        [1.0, 1.0]
     """
     strategies = dict(holders(strategy))
     own: dict[str, dict[str, Any]] = {path: {} for path, holder in strategies.items() if _says_itself(holder)}
@@ -98,7 +123,16 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
 
 
 def holders(strategy: Strategy, path: str = "") -> Iterator[tuple[str, Strategy]]:
-    """The strategy and those that it wraps, each by the attributes that lead to it: "", "base."."""
+    """The strategy and those that it wraps, each by the attributes that lead to it: "", "base.".
+
+    Examples:
+        >>> from flwr.serverapp.strategy import FedAvg
+        >>> from polyclinic.privacy.central import CentralPlan
+        >>> from polyclinic.strategies.central import CentralDP
+        >>> strategy = CentralDP(FedAvg(), CentralPlan(1.0, clip_norm=0.5, expected_sites=20, expected_weight=20))
+        >>> [(path, type(holder).__name__) for path, holder in holders(strategy)]
+        [('', 'CentralDP'), ('base.', 'FedAvg')]
+    """
     yield path, strategy
     for attribute, value in vars(strategy).items():
         if isinstance(value, Strategy):

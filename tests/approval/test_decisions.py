@@ -293,7 +293,7 @@ def test_a_run_has_no_more_rounds_than_were_approved(hospital: Path) -> None:
     decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
     asked = TrainRequest(run="trial-1", site=0, round=5, noise_multiplier=50.0, public_patients=150.0)
     reply = app.call_stack([message(asked, "train", model())], [context(hospital, config)])[0]
-    assert reply.error.code == REFUSED and "round 5 is asked of a run that was approved for 4" in reply.error.reason
+    assert reply.error.code == REFUSED and "round 5 is asked of a run of 4 rounds" in reply.error.reason
 
 
 def test_an_approval_that_cannot_be_read_stops_the_run_and_tells_nobody_why(hospital: Path) -> None:

@@ -1,11 +1,12 @@
 """Where a policy names submitters, a hospital takes the runs that one of them signed, whatever the coordinator says of others."""
 
 import json
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message, MessageType, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,7 +19,17 @@ from polyclinic.privacy.secure.signatures import new_identity, public_identity
 from polyclinic.releases.kinds import question_as_key, read_question, write_question
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
-from polyclinic.wire.messages import ASK, ENROL, RECORD, REFUSED, STATISTICS, AskRequest, StatisticsRequest
+from polyclinic.wire import submissions as wire
+from polyclinic.wire.messages import (
+    ASK,
+    ENROL,
+    RECORD,
+    REFUSED,
+    STATISTICS,
+    AskRequest,
+    StatisticsRequest,
+    TrainRequest,
+)
 from polyclinic.wire.submissions import SIGNATURE, SUBMITTER, sign_submission, submission
 from tests.client.test_hospital import STRICT, ledger, make_hospital, message
 
@@ -97,16 +108,45 @@ def test_a_signature_is_of_one_run_and_a_person_may_sign_one_run_again(tmp_path:
     assert submitted_runs(tmp_path / "home", "bob") == set()
 
 
+def test_a_signature_that_nobody_brought_in_time_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coordinator cannot keep what was signed for others, to submit it at a hospital that joins later."""
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.now(tz) - timedelta(days=31)
+
+    hospital = make_hospital(tmp_path, named())
+    with monkeypatch.context() as then:
+        then.setattr(wire, "datetime", Clock)
+        old = signed()
+    assert "was signed more than 30 days ago" in enrols(hospital, old)
+    assert counts(hospital, old).error.code == REFUSED and enrols(hospital, signed()) == ""
+
+
 def test_all_runs_of_a_submitter_share_a_limit_that_others_do_not(tmp_path: Path) -> None:
-    """Of a month's epsilon of 0.5 a first run declares 0.3; bob has no limit of his own."""
+    """Of a month's epsilon of 0.35 a first run declares 0.3; bob has no limit of his own."""
     small = {**RUN, "privacy.epsilon": 0.3}
-    hospital = make_hospital(tmp_path, named("most-epsilon-per-month = 0.5\n"))
-    assert enrols(hospital, signed(small)) == "" and not counts(hospital, signed(small), noise=5.0).has_error()
-    reply = counts(hospital, signed(small), "trial-2", noise=5.0)
+    hospital = make_hospital(tmp_path, named("most-epsilon-per-month = 0.35\n"))
+    assert enrols(hospital, signed(small)) == "" and not counts(hospital, signed(small), noise=8.0).has_error()
+    reply = counts(hospital, signed(small), "trial-2", noise=8.0)
     assert (
-        reply.error.code == REFUSED and "All runs of 'ada' in thirty days may spend epsilon 0.5" in reply.error.reason
+        reply.error.code == REFUSED and "All runs of 'ada' in thirty days may spend epsilon 0.35" in reply.error.reason
     )
-    assert not counts(hospital, signed(small, "bob", BOB), "trial-3", noise=5.0).has_error()
+    assert not counts(hospital, signed(small, "bob", BOB), "trial-3", noise=8.0).has_error()
+
+
+def test_a_run_costs_no_more_and_has_no_more_rounds_than_was_signed(tmp_path: Path) -> None:
+    """Neither the noise nor the number of a round is in the configuration: the coordinator chooses them."""
+    small = signed({**RUN, "privacy.epsilon": 0.3})
+    hospital = make_hospital(tmp_path, named())
+    assert enrols(hospital, small) == ""
+    reply = counts(hospital, small, noise=2.0)
+    assert reply.error.code == REFUSED and "The run may spend epsilon 0.3" in reply.error.reason
+    assert not counts(hospital, small).has_error()
+    asked = TrainRequest(run="trial-1", site=0, round=5, noise_multiplier=30.0, public_patients=100.0)
+    later = app.call_stack([message(asked, MessageType.TRAIN)], [at(hospital, small)])[0]
+    assert later.error.code == REFUSED and "round 5 is asked of a run of 4 rounds" in later.error.reason
 
 
 def test_one_run_of_a_submitter_is_limited(tmp_path: Path) -> None:
@@ -116,13 +156,14 @@ def test_one_run_of_a_submitter_is_limited(tmp_path: Path) -> None:
 
 
 def test_a_question_is_the_one_that_was_signed(tmp_path: Path) -> None:
-    policy = named().replace(STRICT, f'{STRICT}allowed-tasks = ["survey"]\n')
+    tasks = '["survey", "classification", "statistics"]'
+    policy = named().replace(STRICT, f"{STRICT}allowed-tasks = {tasks}\n")
     hospital = make_hospital(tmp_path, policy)
     asked, other, every = (
         read_question(json.dumps({"kind": "survey", "columns": columns, "epsilon": 0.1}))
         for columns in (["age"], ["sbp"], [])
     )
-    config = signed({"question": question_as_key(asked)})
+    config = signed({"question": question_as_key(asked), "privacy.delta": 1e-3})
 
     def ask(question: Any, run: str = "q") -> Message:
         request = AskRequest(run=run, site=0, question=write_question(question))
@@ -130,6 +171,9 @@ def test_a_question_is_the_one_that_was_signed(tmp_path: Path) -> None:
 
     assert "signed another question than this one" in ask(other).error.reason
     assert not ask(asked).has_error()
+    training = counts(hospital, config, "q")  # whoever signed a question signed no training
+    assert "signed a question, and no training" in training.error.reason
+    assert "signed a question, and no training" in enrols(hospital, config, "q")
     config = signed({"question": question_as_key(every)})  # of all columns, which the coordinator names by the schema
     named_by_schema = every.of(Schema.from_toml(tmp_path / "schema.toml"))
     assert not ask(named_by_schema, "q-2").has_error()

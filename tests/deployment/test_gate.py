@@ -6,7 +6,7 @@ import io
 import json
 import stat
 import zipfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def superlink() -> Iterator[FastAPI]:
         extensions.get_middleware = own
 
 
-def asked(app: FastAPI, client: str, path: str, body: bytes = b"", **headers: str) -> int:
+def asked(app: FastAPI, client: str, path: str, body: bytes | AsyncIterator[bytes] = b"", **headers: str) -> int:
     async def ask() -> int:
         transport = httpx.ASGITransport(app, client=(client, 5000), raise_app_exceptions=False)
         # The URL's host becomes the address at which the server was reached.
@@ -173,6 +173,9 @@ def test_once_people_are_listed_who_has_no_key_may_do_nothing(keyed: FastAPI, pe
     headers = key.headers(listing, body)
     assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **headers) == 200
     assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **headers) == 401  # the same call once more
+    time, nonce, signature = headers[SIGNATURE_HEADER].split()
+    for spelled in (f"{time} {nonce} {signature.upper()}", f"{time} {nonce} {signature} x"):  # nor in another spelling
+        assert asked(keyed, ADMIN, listing, body, **PROTOBUF, **(headers | {SIGNATURE_HEADER: spelled})) == 401
     for path, sent in ((listing, ListRunsRequest(limit=6).SerializeToString()), ("/v1/control/list-nodes", body)):
         assert asked(keyed, ADMIN, path, sent, **PROTOBUF, **key.headers(listing, body)) == 401
     jose = people["José @ IT"]
@@ -225,10 +228,14 @@ def test_who_may_submit_starts_and_stops_what_is_hers_and_no_code_of_her_own(
     server = fab(own_bundle().replace("polyclinic.server_app:app", "os:system"))
     settings = fab(own_bundle().replace('out = "runs"', 'out = "/etc"'))
     node = RegisterNodeRequest(public_key=read_public_key(make_key(coordinator)), name="north")
+    joining = start()
+    joining.series_id = 7  # another's run, whose number Flower then takes for this one's
     for refused in (
         start(content=code), start(content=server), start(content=settings), start(content=b""), start("bob"), start(out="/etc"),
         start(out="runs/../.."), start(**{"tracking.tool": "mlflow"}), start(resume="../../elsewhere"),
         StartRunRequest(app_spec="a/b", override_config=user_config_to_proto({"participation.submitter": "ada"})),
+        start(**{"data.schema-file": "/etc/passwd"}), start(content=fab(own_bundle(), **{".info/CONTENT": "0" * 2_000_000})),
+        joining,
     ):  # fmt: skip
         assert signed(keyed, ada, "start-run", refused) == 403
     assert signed(keyed, ada, "register-node", node) == 403
@@ -244,6 +251,41 @@ def test_who_may_submit_starts_and_stops_what_is_hers_and_no_code_of_her_own(
     assert [line["by"] for line in lines if line["event"] == "done"] == ["ada", "bob", "ada", "bob"]
     assert cli("coordinator", "submitter", "remove", coordinator, "ada").code == 0
     assert signed(keyed, ada, "start-run", start()) == 401  # at once
+
+
+@pytest.mark.parametrize("key", ["dataset", "task", "objective", "model", "strategy", "mods", "evaluation.function"])
+def test_who_may_submit_names_no_object_of_a_package(keyed: FastAPI, people: dict[str, SubmitterKey], key: str) -> None:
+    """The coordinator would import the module, and call what it names."""
+    assert signed(keyed, people["ada"], "start-run", start(**{key: "antigravity:geohash"})) == 403
+    assert signed(keyed, people["bob"], "start-run", start("bob", **{key: "antigravity:geohash"})) == 200
+    options = start(**{"strategy-options": "train-metrics-aggr-fn='os:system'"})
+    assert signed(keyed, people["ada"], "start-run", options) == 403
+
+
+def test_no_more_is_read_than_a_call_may_send(keyed: FastAPI, people: dict[str, SubmitterKey]) -> None:
+    """Before anybody knows who calls."""
+    sent = []
+
+    async def endless() -> AsyncIterator[bytes]:
+        while len(sent) < 64:
+            sent.append(1)
+            yield bytes(2**20)
+
+    assert asked(keyed, ADMIN, "/v1/control/start-run", endless(), **PROTOBUF) == 401
+    assert len(sent) < 32
+
+
+def test_the_last_person_is_not_removed_and_a_list_of_nobody_lets_nobody_in(
+    keyed: FastAPI, people: dict[str, SubmitterKey], coordinator: Path, cli: Cli
+) -> None:
+    """Otherwise to end a stolen key would let everybody in."""
+    remove = ("coordinator", "submitter", "remove", coordinator)
+    assert cli(*remove, "ada").code == cli(*remove, "José @ IT").code == 0
+    last = cli(*remove, "bob")
+    assert last.code == 2 and "'bob' is the only person listed" in last.error
+    assert signed(keyed, people["ada"], "stop-run", StopRunRequest(run_id=7)) == 401
+    (coordinator / FILE).write_text("")
+    assert asked(keyed, ADMIN, "/v1/control/list-runs", b"", **PROTOBUF) == 503
 
 
 def test_a_list_that_cannot_be_read_lets_nobody_in(

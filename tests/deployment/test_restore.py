@@ -13,12 +13,15 @@ from hypothesis import strategies as st
 
 from polyclinic.client.home import approvals
 from polyclinic.client.home.journal import append
+from polyclinic.client.home.submissions import submitted_runs
 from polyclinic.deployment.backup import back_up
 from polyclinic.deployment.journal import read_journal
 from polyclinic.deployment.restore import _bring_forward, restore_hospital
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
+from polyclinic.privacy.secure.signatures import public_identity
+from tests.approval.test_submitters import ADA, counts, signed
 from tests.client.test_hospital import ledger, train
 from tests.nursery import python
 
@@ -70,6 +73,19 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     approvals.resume(hospital / "home")
     assert "was denied here" in train(hospital / "hospital.toml", run="other", round=3).error.reason
     assert train(hospital / "hospital.toml", run="next").has_content() and rounds(hospital / "home") == [1, 2, 1]
+
+
+def test_an_older_backup_learns_whose_runs_came_since(hospital: Path) -> None:
+    """Otherwise a signature would be good for another run, and a person's limits would forget the first."""
+    file, config = hospital / "hospital.toml", signed()
+    file.write_text(f'{file.read_text()}\n[policy.submitters.ada]\nkey = "{public_identity(ADA).hex()}"\n')
+    copy = copied(hospital, "copy")
+    assert not counts(file, config).has_error()
+    damaged = hospital.rename(hospital.with_name("damaged"))
+    restore_hospital(copy, hospital, damaged / "home" / "journal.jsonl")
+    approvals.resume(hospital / "home")
+    assert submitted_runs(hospital / "home", "ada") == {"trial-1"}
+    assert "has used this signature" in counts(file, config, "trial-2").error.reason
 
 
 @pytest.mark.parametrize("loss", ["older", "gone", "other"])

@@ -59,11 +59,3 @@ def test_it_moves_and_stretches_with_the_effects_and_alike_hospitals_differ_by_n
 def test_what_cannot_be_combined_is_refused(errors: list[float]) -> None:
     with pytest.raises(DataError, match="meta-analysis needs"):
         meta_analysis(np.zeros(len(errors)), np.array(errors))
-
-
-def test_the_example_runs() -> None:
-    import doctest
-
-    import polyclinic.inference.meta as module
-
-    assert doctest.testmod(module).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import sys
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.files import whole_table
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inspection.result import RunResult
-from polyclinic.runs import exporting
 from polyclinic.runs.exporting import description, scorer_of
 from polyclinic.runs.predicting import predict
 
@@ -183,12 +181,6 @@ def test_what_cannot_be_exported_is_one_sentence(
     with pytest.raises(ConfigError, match="trains no classifier"):
         drawn.export(tmp_path / "model.pt")
     assert not list(tmp_path.glob("model*"))
-
-
-@pytest.mark.slow
-def test_its_example_runs() -> None:
-    results = doctest.testmod(exporting)
-    assert results.attempted and not results.failed
 
 
 @pytest.mark.slow

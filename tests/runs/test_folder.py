@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
@@ -15,7 +13,7 @@ import torch
 
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.inspection.result import RunResult
-from polyclinic.runs import folder, history, json_text, summary
+from polyclinic.runs import folder
 from polyclinic.runs.folder import Run
 from polyclinic.runs.summary import Summary
 
@@ -103,12 +101,6 @@ def test_torn_and_strange_lines_of_a_history_are_passed_over(tmp_path: Path) -> 
     assert run.history() == {"row": [], "strategy": [], "dropout": []}
     run.history_file.write_text('{"row": {"round": 1}}\n[1]\n{"row": 5}\n{"dropout": {"site": "a"}}\n{"row": {"ro')
     assert run.history() == {"row": [{"round": 1}], "strategy": [], "dropout": [{"site": "a"}]}
-
-
-@pytest.mark.parametrize("module", [folder, history, json_text, summary])
-def test_the_examples_hold(module: ModuleType) -> None:
-    found = doctest.testmod(module)
-    assert found.attempted and not found.failed
 
 
 def test_names_of_a_runs_files_are_spelled_in_the_room_alone() -> None:

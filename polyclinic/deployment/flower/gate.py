@@ -20,6 +20,8 @@ CONTROL = "/v1/control/"
 #: How calls of the control begin that change nothing.
 READING = ("list-", "get-", "show-", "stream-", "pull-")
 _NO_PERMISSIONS = 9  # flwr.supercore.error.ApiErrorCode.NO_PERMISSIONS
+#: Of a call of the control: Flower takes bundles of at most 10 MiB.
+MOST_BYTES = 16 * 2**20
 #: How paths begin that anybody may ask: what nodes ask is authenticated by their keys.
 OPEN = ("/v1/fleet/", "/health")
 
@@ -32,7 +34,8 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or self._may(scope):
-            await self.app(scope, receive, send)
+            control = str(scope.get("path", "")).startswith(CONTROL)
+            await self.app(scope, _bounded(receive) if control else receive, send)
         elif scope["type"] == "http":
             await refuse(send, 403, "Only the coordinator's own machine may ask this.")
 
@@ -82,6 +85,19 @@ async def whole(receive: Any) -> tuple[bytes, Callable[[], Awaitable[Any]]]:
         return parts.pop(0) if parts else await receive()
 
     return body, again
+
+
+def _bounded(receive: Any) -> Callable[[], Awaitable[Any]]:
+    """What a call sends; as soon as that is more than any call has to, the call counts as broken off."""
+    left = MOST_BYTES
+
+    async def receive_next() -> Any:
+        nonlocal left
+        message = await receive()
+        left -= len(message.get("body", b""))
+        return message if left >= 0 else {"type": "http.disconnect"}
+
+    return receive_next
 
 
 def networks(text: str) -> list[Network]:

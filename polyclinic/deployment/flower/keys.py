@@ -25,7 +25,13 @@ from polyclinic.runs.folder import Run
 from polyclinic.wire.submissions import SUBMITTER
 
 # Keys that name places on the coordinator's machine, or that it calls.
-_PLACES = ("tracking.tool", "tracking.place", "data.imputer-file")
+_PLACES = ("tracking.tool", "tracking.place", "data.imputer-file", "data.schema-file")
+# Keys by whose values the coordinator's machine imports any module and calls what is in it: ``package.module:Name``.
+_OBJECTS = (
+    "dataset", "task", "objective", "model", "strategy", "strategy-options", "mods", "evaluation.function",
+)  # fmt: skip
+# What of Flower's request `coordinator submit` fills.
+_SENT = {"fab", "override_config", "federation", "override_federation_config"}
 
 
 class Keys:
@@ -109,9 +115,13 @@ class Keys:
         out = (self.folder / str(given.get("out", RunConfig().out))).resolve()
         if not out.is_relative_to(runs):
             return f"Results of {name!r} lie in {runs}; an admin may choose another folder."
-        if named := [key for key in _PLACES if given.get(key)]:
-            return f"{name!r} may not set {named[0]!r}, which names a place on the coordinator's machine; an admin may."
-        if asked.app_spec or not is_own_bundle(asked.fab.content):
+        named = [key for key in _PLACES if given.get(key)] + [key for key in _OBJECTS if ":" in str(given.get(key, ""))]
+        if named:
+            return (
+                f"{name!r} may not set {named[0]!r} to {str(given[named[0]])[:100]!r}, which names a place or code on the "
+                "coordinator's machine; an admin may."
+            )
+        if not is_own_bundle(asked.fab.content) or {field.name for field, _ in asked.ListFields()} - _SENT:
             return (
                 f"{name!r} may submit what Polyclinic {polyclinic.__version__} sends without --app; an admin may submit other "
                 "bundles, whose code runs on the coordinator's machine."

@@ -46,8 +46,9 @@ def trimmed(values: pd.Series, missing: Collection[str] = MISSING) -> pd.Series:
 
     Truth values become 0 and 1, durations hours. "-" is no missing cell of a column that also has "+".
 
-    >>> trimmed(pd.Series([1.0, None, 2.5])).tolist()
-    ['1', '', '2.5']
+    Examples:
+        >>> trimmed(pd.Series([1.0, None, 2.5])).tolist()
+        ['1', '', '2.5']
     """
     if pd.api.types.is_bool_dtype(values.dtype):
         values = values.astype("Int64")
@@ -107,8 +108,9 @@ def read_numbers(cells: pd.Series, decimal: str = ".") -> Numbers:
     decimal: the mark of "1,500" or "1.500" that stands for the decimal point; the other mark separates thousands. Where a cell
     leaves no doubt ("1,5", "1.500,5", "1,500,000") it does not matter.
 
-    >>> read_numbers(pd.Series(["<0.4", "1,5 kg", "1,500", "none"])).values.tolist()
-    [0.4, 1.5, 1500.0, nan]
+    Examples:
+        >>> read_numbers(pd.Series(["<0.4", "1,5 kg", "1,500", "none"])).values.tolist()
+        [0.4, 1.5, 1500.0, nan]
     """
     row, unique = pd.factorize(cells)
     own = pd.Series(unique, dtype=object)
@@ -159,8 +161,9 @@ def missing_codes(values: pd.Series) -> list[float]:
 
     9 is one only beside at most four other whole numbers up to 5.
 
-    >>> missing_codes(pd.Series([120.0, 130.0, 999.0, 999.0, -9.0, -9.0]))
-    [-9.0, 999.0]
+    Examples:
+        >>> missing_codes(pd.Series([120.0, 130.0, 999.0, 999.0, -9.0, -9.0]))
+        [-9.0, 999.0]
     """
     given = values.dropna()
     if not (is_code := np.isin(given.to_numpy(), list(CODES))).any():
@@ -220,8 +223,9 @@ _ROMAN = {text: number for number, text in enumerate(("i", "ii", "iii", "iv", "v
 def seen_order(categories: Iterable[str]) -> list[str] | None:
     """Categories in the order that their texts show: numbers, the same words around numbers, or words of one scale; or None.
 
-    >>> seen_order(["NYHA IV", "NYHA I", "NYHA II"]), seen_order(["severe", "mild"]), seen_order(["home", "ward"])
-    (['NYHA I', 'NYHA II', 'NYHA IV'], ['mild', 'severe'], None)
+    Examples:
+        >>> seen_order(["NYHA IV", "NYHA I", "NYHA II"]), seen_order(["severe", "mild"]), seen_order(["home", "ward"])
+        (['NYHA I', 'NYHA II', 'NYHA IV'], ['mild', 'severe'], None)
     """
     places: dict[str, float] = {}
     words = set()

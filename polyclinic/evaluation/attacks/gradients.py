@@ -98,10 +98,11 @@ def labels_from_last_layer(bias: Floats, chances: Floats, batch: int) -> Ints:
         chances: (C,) the model's probabilities for the mean record.
         batch: The number of patients.
 
-    >>> labels_from_last_layer(np.array([0.2, -0.7, 0.5]), np.full(3, 1 / 3), 1)
-    array([1])
-    >>> labels_from_last_layer(np.array([-0.4, 0.3, 0.1]), np.array([0.35, 0.3, 0.35]), 4)
-    array([0, 0, 0, 2])
+    Examples:
+        >>> labels_from_last_layer(np.array([0.2, -0.7, 0.5]), np.full(3, 1 / 3), 1)
+        array([1])
+        >>> labels_from_last_layer(np.array([-0.4, 0.3, 0.1]), np.array([0.35, 0.3, 0.35]), 4)
+        array([0, 0, 0, 2])
     """
     slope = np.array([-bias[0], bias[0]]) if len(bias) == 1 else bias
     if batch == 1:

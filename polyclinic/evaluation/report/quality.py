@@ -38,7 +38,8 @@ QUALITY = """
 {% else %}
 <p>{{ comparison.rows.synthetic | count }} synthetic patients beside {{ comparison.rows.held_out | count }} held-out
 real ones{% if comparison.hospital %} of {{ comparison.hospital }}{% endif %}, who took no part in training.
-Read each figure against the next column: the same, with {{ comparison.rows.training | count }} real training patients in place of the synthetic ones, which is what a perfect
+Read each figure against the next column: the same, with {{ comparison.rows.training | count }} real training patients in place of
+the synthetic ones, which is what a perfect
 generator would reach. These are exact figures of patients' records, which epsilon does not cover.</p>
 {% call table(["Measure"], ["Synthetic patients", "Real training patients", "Best"], "Quality", kind="") %}
 {% for row in rows %}<tr><th scope="row">{{ row.name }}</th>

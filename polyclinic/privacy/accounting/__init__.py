@@ -58,8 +58,9 @@ def usual_delta(patients: int) -> float:
     A mechanism that hands out one patient's record outright with probability delta then does so once in ten runs at most.
     Rounding leaves next to nothing of the number in it.
 
-    >>> usual_delta(569), usual_delta(1000), usual_delta(40_000)
-    (0.0001, 0.0001, 2e-06)
+    Examples:
+        >>> usual_delta(569), usual_delta(1000), usual_delta(40_000)
+        (0.0001, 0.0001, 2e-06)
     """
     digit = Context(prec=1, rounding=ROUND_DOWN).divide(Decimal(1), Decimal(10 * max(patients, 1)))
     return max(float(digit), LEAST_DELTA)
@@ -75,6 +76,13 @@ def check_terms(delta: float, accountant: str, relation: str) -> None:
 
     Raises:
         ConfigError: if ``delta`` is out of range, or the accountant or the relation is unknown.
+
+    Examples:
+        >>> check_terms(1e-5, "pld", "add-remove")
+        >>> check_terms(1.0, "pld", "add-remove")
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: delta must lie in (0, 1) and be at least 1e-100, got 1.0.
     """
     if not _LEAST_DELTA <= delta < 1:
         raise ConfigError(f"delta must lie in (0, 1) and be at least {_LEAST_DELTA:g}, got {delta}.")
@@ -107,6 +115,14 @@ def epsilon(
 
     Raises:
         ConfigError: for bad terms and for events that cannot be accounted under the relation.
+
+    Examples:
+        >>> round(epsilon(gaussian_event(4.0), delta=1e-5), 2)
+        0.93
+        >>> round(epsilon(gaussian_event(4.0), delta=1e-5, relation="replace-one"), 2)
+        1.99
+        >>> round(epsilon(dpsgd_event(sample_rate=0.01, noise_multiplier=1.0, steps=1000), delta=1e-5), 2)
+        1.83
     """
     check_terms(delta, accountant, relation)
     events = composition_of(event, relation)
@@ -116,7 +132,12 @@ def epsilon(
 
 
 def composition_of(event: DpEvent, relation: Relation) -> Composition:
-    """``merged(event)``; raises ConfigError for what cannot be accounted at all, or not under the relation."""
+    """``merged(event)``; raises ConfigError for what cannot be accounted at all, or not under the relation.
+
+    Examples:
+        >>> composition_of(gaussian_event(2.0, count=4), "add-remove")
+        ((GaussianDpEvent(noise_multiplier=1.0), 1),)
+    """
     events = merged(event)
     if relation == "add-remove" and any(isinstance(part, dpa.RandomizedResponseDpEvent) for part, _ in events):
         raise ConfigError("Randomised response answers for a patient who is there: relation must be 'replace-one'.")
@@ -150,6 +171,11 @@ def calibrate_noise_multiplier(
 
     Raises:
         ConfigError: if the target is not positive and finite, or no noise reaches it.
+
+    Examples:
+        >>> noise = calibrate_noise_multiplier(1.0, 1e-5, gaussian_event)
+        >>> round(noise, 2), epsilon(gaussian_event(noise), 1e-5) <= 1.0
+        (3.73, True)
     """
     check_terms(delta, accountant, relation)
     if not (math.isfinite(target_epsilon) and target_epsilon > 0):
@@ -207,6 +233,12 @@ class PrivacyPlan:
 
     Noise multipliers are relative to one patient's clipped contribution; None means that no statistics are released.
     ``training``: the charges of all rounds with ``noise_multiplier``, each with how often it is made.
+
+    Examples:
+        >>> training = ((dpsgd_event(0.1, 1.0, 10), 5),)  # five rounds of ten steps
+        >>> hospital = PrivacyPlan(6.5, 1e-5, "pld", "add-remove", 1.0, None, training)
+        >>> hospital.statement()["epsilon"], round(epsilon(hospital.total_event, hospital.delta), 2)
+        (6.5, 5.15)
     """
 
     epsilon: float
@@ -264,6 +296,13 @@ def plan(
 
     Raises:
         ConfigError: naming the value that is out of range.
+
+    Examples:
+        >>> run = plan(epsilon=3.0, delta=1e-5, training=lambda noise: ((gaussian_event(noise), 5),), statistics_share=0.1)
+        >>> round(run.noise_multiplier, 2), round(run.statistics_noise_multiplier, 2)
+        (3.14, 11.25)
+        >>> round(epsilon(run.total_event, run.delta), 1)
+        3.0
     """
     if not 0 <= statistics_share < 1:
         raise ConfigError(f"statistics_share must lie in [0, 1), got {statistics_share}.")

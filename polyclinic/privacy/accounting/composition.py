@@ -24,6 +24,10 @@ def basic(epsilon: float, delta: float, count: int) -> tuple[float, float]:
         epsilon: Of each release.
         delta: Of each release.
         count: Number of releases.
+
+    Examples:
+        >>> basic(epsilon=0.5, delta=1e-6, count=4)
+        (2.0, 4e-06)
     """
     return count * epsilon, count * delta
 
@@ -36,6 +40,11 @@ def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[fl
         delta: Of each release.
         count: Number of releases.
         slack: By how much delta is larger than under basic composition, so that epsilon is smaller.
+
+    Examples:
+        >>> epsilon, delta = advanced(epsilon=0.1, delta=0.0, count=100, slack=1e-6)
+        >>> round(epsilon, 2), delta  # where basic composition says 10
+        (6.31, 1e-06)
     """
     together = math.sqrt(2 * count * math.log(1 / slack)) * epsilon + count * epsilon * _expm1(epsilon)
     return together, count * delta + slack
@@ -51,6 +60,11 @@ def kairouz(epsilon: float, delta: float, count: int, slack: float) -> tuple[flo
         delta: Of each release.
         count: Number of releases.
         slack: The part of delta that composition itself may use.
+
+    Examples:
+        >>> epsilon, delta = kairouz(epsilon=0.1, delta=0.0, count=100, slack=1e-6)
+        >>> round(epsilon, 2), round(delta, 9)
+        (5.76, 1e-06)
     """
     mean = count * epsilon * math.tanh(epsilon / 2)
     spread = epsilon * math.sqrt(2 * count)
@@ -69,6 +83,11 @@ def optimal_delta(epsilon: float, count: int, total: float) -> float:
         epsilon: Of each release, at delta 0.
         count: Number of releases.
         total: Epsilon of all of them together.
+
+    Examples:
+        >>> two = [optimal_delta(epsilon=0.5, count=2, total=total) for total in (1.0, 0.5)]
+        >>> round(two[0], 9), round(two[1], 4)
+        (0.0, 0.1525)
     """
     lies = np.arange(count + 1)
     log_choices = special.gammaln(count + 1) - special.gammaln(lies + 1) - special.gammaln(count - lies + 1)
@@ -87,6 +106,10 @@ def optimal(epsilon: float, delta: float, count: int, target: float) -> float:
         delta: Of each release.
         count: Number of releases.
         target: Delta of all of them together; epsilon is infinite if their own deltas are more than that.
+
+    Examples:
+        >>> round(optimal(epsilon=0.1, delta=0.0, count=100, target=1e-6), 2)
+        4.77
     """
     log_kept = count * math.log1p(-delta)
     left = (target + math.expm1(log_kept)) / math.exp(log_kept)
@@ -104,17 +127,32 @@ def group(epsilon: float, delta: float, size: int) -> tuple[float, float]:
         epsilon: For one patient.
         delta: For one patient.
         size: Number of patients.
+
+    Examples:
+        >>> epsilon, delta = group(epsilon=1.0, delta=1e-6, size=3)
+        >>> epsilon, round(delta, 9)
+        (3.0, 1.1107e-05)
     """
     return size * epsilon, delta * (_expm1(size * epsilon) / _expm1(epsilon) if epsilon else size)
 
 
 def group_zcdp(rho: float, size: int) -> float:
-    """rho for ``size`` patients together; group privacy, Bun and Steinke 2016."""
+    """rho for ``size`` patients together; group privacy, Bun and Steinke 2016.
+
+    Examples:
+        >>> group_zcdp(rho=0.1, size=2)
+        0.4
+    """
     return size**2 * rho
 
 
 def group_gdp(mu: float, size: int) -> float:
-    """mu for ``size`` patients together; group privacy, Dong, Roth and Su 2022."""
+    """mu for ``size`` patients together; group privacy, Dong, Roth and Su 2022.
+
+    Examples:
+        >>> group_gdp(mu=0.5, size=2)
+        1.0
+    """
     return size * mu
 
 
@@ -133,6 +171,11 @@ def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
 
     Raises:
         ConfigError: if the rate is outside (0, 1].
+
+    Examples:
+        >>> epsilon, delta = amplified(epsilon=1.0, delta=1e-5, rate=0.1)
+        >>> round(epsilon, 3), round(delta, 9)
+        (0.159, 1e-06)
     """
     if not 0 < rate <= 1:
         raise ConfigError(f"rate must lie in (0, 1], got {rate}.")
@@ -142,13 +185,23 @@ def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
 
 
 def zcdp_epsilon_classic(rho: float, delta: float) -> float:
-    """rho + 2 sqrt(rho log(1/delta)); Bun and Steinke 2016, Proposition 1.3."""
+    """rho + 2 sqrt(rho log(1/delta)); Bun and Steinke 2016, Proposition 1.3.
+
+    Examples:
+        >>> round(zcdp_epsilon_classic(rho=0.1, delta=1e-5), 2)
+        2.25
+    """
     return rho + 2 * math.sqrt(rho * math.log(1 / delta))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
     """Epsilon at ``delta`` of a ``rho``-zCDP release by the best real order; Canonne, Kamath and Steinke 2020,
-    Proposition 12."""
+    Proposition 12.
+
+    Examples:
+        >>> round(zcdp_epsilon(rho=0.1, delta=1e-5), 2), round(zcdp_epsilon_classic(rho=0.1, delta=1e-5), 2)
+        (1.91, 2.25)
+    """
 
     def at(log_above: float) -> float:
         above = math.exp(log_above)  # order - 1
@@ -161,7 +214,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def gdp_delta(mu: float, epsilon: float) -> float:
-    """delta at ``epsilon`` of a ``mu``-GDP release; the duality of Dong, Roth and Su 2022."""
+    """delta at ``epsilon`` of a ``mu``-GDP release; the duality of Dong, Roth and Su 2022.
+
+    Examples:
+        >>> round(gdp_delta(mu=1.0, epsilon=1.0), 4), round(gdp_delta(mu=1.0, epsilon=4.0), 6)
+        (0.1269, 4.7e-05)
+    """
     if mu == 0:
         return max(0.0, -math.expm1(epsilon))
     up, down = special.log_ndtr(mu / 2 - epsilon / mu), epsilon + special.log_ndtr(-mu / 2 - epsilon / mu)
@@ -169,7 +227,12 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """The least epsilon at ``delta`` of a ``mu``-GDP release; 0 where not even that is needed."""
+    """The least epsilon at ``delta`` of a ``mu``-GDP release; 0 where not even that is needed.
+
+    Examples:
+        >>> round(gdp_epsilon(mu=0.25, delta=1e-5), 2)  # a Gaussian of noise multiplier 4
+        0.93
+    """
     # Chernoff: the loss is Gaussian with mean mu^2 / 2 and deviation mu.
     return _root(lambda eps: gdp_delta(mu, eps) - delta, mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)))
 
@@ -186,6 +249,11 @@ def clt_mu(rate: float, noise: float, steps: int, relation: str = "add-remove") 
         noise: Standard deviation of a step's noise over the clip norm.
         steps: Number of steps.
         relation: "add-remove"; any other counts a patient as replaced.
+
+    Examples:
+        >>> mu = clt_mu(rate=0.01, noise=1.0, steps=1000)
+        >>> round(mu, 3), round(gdp_epsilon(mu, 1e-5), 2)
+        (0.415, 1.62)
     """
     precision = noise**-2
     if precision > _LOG_LARGEST:
@@ -203,6 +271,10 @@ def clt_mu_uniform(rate: float, noise: float, steps: int) -> float:
         rate: Share of the patients in a sample.
         noise: Standard deviation of a step's noise over the sensitivity.
         steps: Number of steps.
+
+    Examples:
+        >>> round(clt_mu_uniform(rate=0.01, noise=1.0, steps=1000), 3)
+        0.541
     """
     excess = math.exp(noise**-2) * special.ndtr(1.5 / noise) + 3 * special.ndtr(-0.5 / noise) - 2
     return rate * math.sqrt(2 * steps * float(excess))

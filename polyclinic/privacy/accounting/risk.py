@@ -28,6 +28,10 @@ _LEAST_SLOPE = 1e-4  # of true positives over false ones; beyond, an attacker fi
 class Risk:
     """advantage: the most by which the rate of true guesses exceeds that of false alarms; 0 learns nothing, 1 all.
     tpr_at_1_percent_fpr: the share of patients found by one who is wrong about 1 in 100 others; 0.01 learns nothing.
+
+    Examples:
+        >>> Risk(advantage=0.1, tpr_at_1_percent_fpr=0.02).as_dict()
+        {'advantage': 0.1, 'tpr_at_1_percent_fpr': 0.02}
     """
 
     advantage: float
@@ -41,7 +45,12 @@ NO_RISK, CERTAINTY = Risk(0.0, FALSE_POSITIVE_RATE), Risk(1.0, 1.0)
 
 
 def worst(risks: Iterable[Risk]) -> Risk:
-    """The larger of each number over all ``risks``, of which there is at least one."""
+    """The larger of each number over all ``risks``, of which there is at least one.
+
+    Examples:
+        >>> worst([Risk(0.1, 0.05), Risk(0.2, 0.03)])
+        Risk(advantage=0.2, tpr_at_1_percent_fpr=0.05)
+    """
     advantages, true_positives = zip(*((risk.advantage, risk.tpr_at_1_percent_fpr) for risk in risks), strict=True)
     return Risk(max(advantages), max(true_positives))
 
@@ -50,6 +59,12 @@ def risk(event: DpEvent, relation: Relation = "add-remove") -> Risk:
     """The risk of one patient after ``event``; both neighbours of a pair are the attacker's null hypothesis, the worse counts.
 
     Raises ConfigError for events that cannot be accounted under the relation.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> strong, weak = risk(gaussian_event(4.0)), risk(gaussian_event(0.5))
+        >>> round(strong.advantage, 2), round(weak.advantage, 2), round(weak.tpr_at_1_percent_fpr, 2)
+        (0.1, 0.68, 0.37)
     """
     events = composition_of(event, relation)
     if not events:

@@ -85,6 +85,12 @@ class Charge:
     ``plan``: ``plan_text`` of all charges that the run will make; it is recorded with the run's first charge, and what
     later ones say of it does not count. Empty: the run's later charges may follow from its answers.
     ``limits``: what else must have room for it, beside the budget; they are not recorded.
+
+    Examples:
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> charge = Charge(gaussian_event(4.0), purpose="statistics", run="run-1", round=0)
+        >>> charge.release, charge.plan  # a new release of a run that declared nothing
+        ('', '')
     """
 
     event: DpEvent
@@ -98,7 +104,17 @@ class Charge:
 
 @dataclass(frozen=True)
 class Ledger:
-    """One site's spending in the file ``path``. Holds no connection between calls; made by ``open`` or ``read``."""
+    """One site's spending in the file ``path``. Holds no connection between calls; made by ``open`` or ``read``.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
+        >>> round(ledger.charge(gaussian_event(4.0), "statistics", "run-1", round=0), 2)
+        0.93
+        >>> ledger.spent() <= ledger.budget, [charge["purpose"] for charge in ledger.events()], ledger.verify()
+        (True, ['statistics'], True)
+    """
 
     path: Path
     terms: Terms
@@ -203,9 +219,12 @@ class Ledger:
         Raises:
             BudgetRefused: with the file unchanged, if the budget does not allow it.
 
-        >>> from polyclinic.privacy.accounting import gaussian_event
-        >>> ledger = Ledger.open(Path("ledger.sqlite"), Terms("north", delta=1e-5, budget=3.0))  # doctest: +SKIP
-        >>> ledger.charge(gaussian_event(9.0), "statistics", "run-1", round=0)  # doctest: +SKIP
+        Examples:
+            >>> import tempfile
+            >>> from polyclinic.privacy.accounting import gaussian_event
+            >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=0.5))
+            >>> round(ledger.charge(gaussian_event(9.0), "statistics", "run-1", round=0), 2)
+            0.38
         """
         after = charge_all([(self, Charge(event, purpose, run, round, release, plan_text(plan) if plan else ""))])[0]
         if isinstance(after, BudgetRefused):
@@ -245,6 +264,15 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
     """Charge several sites of one file in one transaction; for each its new epsilon or its refusal.
 
     Charges that are not ``durable`` survive a crash of the process; one of the machine only after ``on_disk``.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> terms = [Terms("north", delta=1e-5, budget=3.0), Terms("south", delta=1e-5, budget=0.5)]
+        >>> ledgers = Ledger.open_all(Path(tempfile.mkdtemp()) / "ledger.sqlite", terms)
+        >>> after = charge_all([(ledger, Charge(gaussian_event(4.0), "train", "run-1", 1)) for ledger in ledgers])
+        >>> [type(result).__name__ for result in after]
+        ['float', 'BudgetRefused']
     """
     path = charges[0][0].path
     if not all(ledger.writable and (ledger.path is path or ledger.path == path) for ledger, _ in charges):
@@ -330,7 +358,14 @@ def check_affordable(
 
 
 def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
-    """``Ledger.spent`` of several sites of one file."""
+    """``Ledger.spent`` of several sites of one file.
+
+    Examples:
+        >>> import tempfile
+        >>> terms = [Terms("north", delta=1e-5), Terms("south", delta=1e-5)]
+        >>> spent_all(Ledger.open_all(Path(tempfile.mkdtemp()) / "ledger.sqlite", terms))
+        [0.0, 0.0]
+    """
     with explained(ledgers[0].path):
         return [epsilon_of(past, ledger.terms) for past, ledger in zip(past_all(ledgers), ledgers, strict=True)]
 

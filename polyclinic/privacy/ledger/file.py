@@ -295,7 +295,16 @@ def transaction(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection
 
 
 def on_disk(path: Path) -> None:
-    """Wait until all charges in the file would survive a crash of the machine."""
+    """Wait until all charges in the file would survive a crash of the machine.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> from polyclinic.privacy.ledger import Charge, Ledger, Terms, charge_all
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5))
+        >>> after = charge_all([(ledger, Charge(gaussian_event(4.0), "train", "run-1", 1))], durable=False)
+        >>> on_disk(ledger.path)  # from here on the charge survives a power cut
+    """
     flush(path)
     flush(path.parent)  # the journal of the last charge is gone, which would take it back
 

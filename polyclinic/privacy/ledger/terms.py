@@ -48,6 +48,10 @@ class Block(NamedTuple):
 
     ``plan``: the charges that the run declared with its first one, or that first charge where it declared none.
     ``charged``: what was charged of the plan.  ``beside``: what was charged and is not in the plan.
+
+    Examples:
+        >>> Block("run-1", plan=(("step", 3),)).with_charges("step", 5)
+        Block(run='run-1', plan=(('step', 3),), charged=(('step', 3),), beside=(('step', 2),))
     """
 
     run: str
@@ -76,6 +80,14 @@ class Terms:
     later, the rest may not.
 
     Raises ConfigError naming the term that is impossible.
+
+    Examples:
+        >>> Terms("north", delta=1e-5, budget=3.0).relation
+        'add-remove'
+        >>> Terms("north", delta=1e-5, budget=-1.0)
+        Traceback (most recent call last):
+            ...
+        polyclinic.errors.ConfigError: budget must be positive and finite, or None for unlimited, got -1.0.
     """
 
     site: str
@@ -97,7 +109,13 @@ class Terms:
 
 
 def entry_of(event: DpEvent) -> str:
-    """The text that is recorded of ``event``."""
+    """The text that is recorded of ``event``.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> entry_of(gaussian_event(4.0))
+        '{"noise_multiplier": 4.0, "type": "GaussianDpEvent"}'
+    """
     try:
         return _written(event)
     except TypeError:  # a composition anywhere in it holds a list, which no cache can keep
@@ -110,7 +128,13 @@ def _written(event: DpEvent) -> str:
 
 
 def plan_text(charges: Iterable[tuple[DpEvent, int]]) -> str:
-    """A plan of charges, each with how often it will be made at most, as a message and a ledger hold it."""
+    """A plan of charges, each with how often it will be made at most, as a message and a ledger hold it.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> read_plan(plan_text([(gaussian_event(4.0), 3), (gaussian_event(4.0), 2)]))
+        (('{"noise_multiplier": 4.0, "type": "GaussianDpEvent"}', 5),)
+    """
     counts: Counter[str] = Counter()
     for event, count in charges:
         counts[entry_of(event)] += count
@@ -122,6 +146,12 @@ def read_plan(text: str) -> Spent:
     """The plan that ``plan_text`` wrote; empty for an empty text.
 
     Raises ConfigError for anything else, and for events that no accountant takes.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> plan = read_plan(plan_text([(gaussian_event(4.0), 10)]))
+        >>> [(entry == entry_of(gaussian_event(4.0)), count) for entry, count in plan], read_plan("")
+        ([(True, 10)], ())
     """
     try:
         plan = _read_spent(json.loads(text)) if text else ()
@@ -150,6 +180,14 @@ def with_spares(past: History, run: str, plan: str, terms: Terms) -> str:
         run: The name of the run.
         plan: As ``plan_text`` writes it.
         terms: Of the site.
+
+    Examples:
+        >>> from polyclinic.privacy.events import dpsgd_event
+        >>> plan = plan_text([(dpsgd_event(0.05, 1.0, steps=5), 10)])
+        >>> read_plan(with_spares((), "run-1", plan, Terms("north", 1e-5, budget=2.8)))[0][1]
+        11
+        >>> with_spares((), "run-1", plan, Terms("north", 1e-5, budget=9.0)) == plan  # the filter has room beside it
+        True
     """
     declared = read_plan(plan)
     more = tuple((entry, count + math.ceil(count / _SPARE) if count > 1 else count) for entry, count in declared)
@@ -161,23 +199,48 @@ def with_spares(past: History, run: str, plan: str, terms: Terms) -> str:
 
 @lru_cache(maxsize=256)
 def check_plan(text: str, relation: Relation) -> None:
-    """Raises ConfigError for a plan that cannot be read, or not be accounted under the relation."""
+    """Raises ConfigError for a plan that cannot be read, or not be accounted under the relation.
+
+    Examples:
+        >>> from dp_accounting import RandomizedResponseDpEvent
+        >>> plan = plan_text([(RandomizedResponseDpEvent(0.5, 2), 1)])
+        >>> check_plan(plan, "replace-one")  # under "add-remove" it is a ConfigError
+    """
     composition_of(composed(read_plan(text)), relation)
 
 
 def to_text(history: History) -> str:
-    """For messages; runs are named by digests."""
+    """For messages; runs are named by digests.
+
+    Examples:
+        >>> from_text(to_text((Block("run-1", (("step", 3),)),)))[0].run == run_digest("run-1")
+        True
+    """
     return json.dumps([(run_digest(run), *spent) for run, *spent in history])
 
 
 def run_digest(run: str) -> str:
-    """The name by which ledgers speak of a run to others: equal at all hospitals, and of no other meaning; its own digest."""
+    """The name by which ledgers speak of a run to others: equal at all hospitals, and of no other meaning; its own digest.
+
+    Examples:
+        >>> run_digest("run-1")[:8], run_digest(run_digest("run-1")) == run_digest("run-1")
+        ('4e65d3fb', True)
+    """
     return run if _DIGEST.fullmatch(run) else sha256(run.encode()).hexdigest()
 
 
 def from_text(text: str) -> History:
     """What ``to_text`` wrote. Raises ValueError or TypeError for anything else, and for blocks that no ledger has: a run twice,
-    or more charged of a plan than the plan declares."""
+    or more charged of a plan than the plan declares.
+
+    Examples:
+        >>> from_text('[["run-1", [["step", 3]], [["step", 1]], []]]')
+        (Block(run='run-1', plan=(('step', 3),), charged=(('step', 1),), beside=()),)
+        >>> from_text('[["run-1", [["step", 3]], [["step", 4]], []]]')
+        Traceback (most recent call last):
+            ...
+        ValueError: more was charged of a plan than it declares
+    """
     history = tuple(Block(str(run), *map(_read_spent, spent)) for run, *spent in json.loads(text))
     for block in history:
         counts = [count for spent in block[1:] for _, count in spent]
@@ -207,6 +270,13 @@ def with_charge(past: History, run: str, entry: str, plan: Spent = (), count: in
         entry: The event's text, as ``entry_of`` gives it.
         plan: The charges that the run declares; counts with its first charge only, which is the plan where none is given.
         count: How often it is charged.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> entry = entry_of(gaussian_event(4.0))
+        >>> history = with_charge((), "run-1", entry, plan=((entry, 2),), count=3)
+        >>> [[count for _, count in spent] for spent in (history[0].plan, history[0].charged, history[0].beside)]
+        [[2], [2], [1]]
     """
     if not is_costly(entry):
         return past
@@ -217,7 +287,13 @@ def with_charge(past: History, run: str, entry: str, plan: Spent = (), count: in
 
 
 def flat(history: History) -> Spent:
-    """How often each entry was charged, whatever the run."""
+    """How often each entry was charged, whatever the run.
+
+    Examples:
+        >>> runs = [Block(run, (("step", 3),), charged=(("step", 3),)) for run in ("run-1", "run-2")]
+        >>> flat((*runs, Block("run-3", (("sum", 1),), charged=(("sum", 1),))))
+        (('step', 6), ('sum', 1))
+    """
     counts: Counter[str] = Counter()
     for block in history:
         counts.update(dict(block.charged))
@@ -235,6 +311,11 @@ def _sum(spent: Spent, entry: str, count: int) -> Spent:
 def together(histories: Sequence[History], most: int) -> History:
     """At least what any ``most`` of the sites have spent together: of each run, every entry as often as at those that planned
     or were charged it most often. More events never cost less, and a run declares its plan to all sites before they answer.
+
+    Examples:
+        >>> sites = [(Block("run-1", (("step", 3),), charged=(("step", count),)),) for count in (1, 2, 3)]
+        >>> together(sites, most=2)
+        (Block(run='run-1', plan=(('step', 6),), charged=(('step', 5),), beside=()),)
     """
     runs: dict[str, list[Block]] = {}
     for history in histories:
@@ -255,7 +336,15 @@ def _most_often(spent: Sequence[Spent], most: int) -> Spent:
 
 @contextmanager
 def accountable() -> Iterator[None]:
-    """Turns what a recorded event or plan raises that cannot be accounted into LookupError; also around a function."""
+    """Turns what a recorded event or plan raises that cannot be accounted into LookupError; also around a function.
+
+    Examples:
+        >>> with accountable():
+        ...     check_terms(2.0, "pld", "add-remove")
+        Traceback (most recent call last):
+            ...
+        LookupError: delta must lie in (0, 1) and be at least 1e-100, got 2.0.
+    """
     try:
         yield
     except (ConfigError, ValueError) as error:
@@ -264,13 +353,29 @@ def accountable() -> Iterator[None]:
 
 @accountable()
 def composed(spent: Spent) -> DpEvent:
-    """The recorded events as one. Raises LookupError for an entry that cannot be accounted."""
+    """The recorded events as one. Raises LookupError for an entry that cannot be accounted.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> merged(composed(((entry_of(gaussian_event(2.0)), 4),)))
+        ((GaussianDpEvent(noise_multiplier=1.0), 1),)
+    """
     return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent])
 
 
 @accountable()
 def check_told(history: History, relation: Relation) -> None:
-    """Raises LookupError for what cannot be accounted, alone or with as many charges of other sites as there may be."""
+    """Raises LookupError for what cannot be accounted, alone or with as many charges of other sites as there may be.
+
+    Examples:
+        >>> from dp_accounting import RandomizedResponseDpEvent
+        >>> history = with_charge((), "run-1", entry_of(RandomizedResponseDpEvent(0.5, 2)))
+        >>> check_told(history, "replace-one")
+        >>> check_told(history, "add-remove")
+        Traceback (most recent call last):
+            ...
+        LookupError: Randomised response answers for a patient who is there: relation must be 'replace-one'.
+    """
     composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
     pieces_of(history)
 
@@ -286,6 +391,14 @@ def epsilon_of(history: History, terms: Terms, quick: bool = False) -> float:
 
     Raises:
         LookupError: for an entry that cannot be accounted.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> terms, entry = Terms("north", delta=1e-5), entry_of(gaussian_event(4.0))
+        >>> one_run = with_charge(with_charge((), "run-1", entry, plan=((entry, 2),)), "run-1", entry)
+        >>> two_runs = with_charge(with_charge((), "run-1", entry), "run-2", entry)  # the second may follow from the first
+        >>> round(epsilon_of(one_run, terms), 2), round(epsilon_of(two_runs, terms), 2)
+        (1.36, 1.38)
     """
     if len(history) <= 1 and not any(block.beside for block in history):
         return _epsilon(flat(history), terms.delta, terms.accountant, terms.relation, quick)
@@ -293,7 +406,15 @@ def epsilon_of(history: History, terms: Terms, quick: bool = False) -> float:
 
 
 def filtered_epsilon(history: History, terms: Terms) -> float:
-    """The least budget at the terms' delta that allows ``history`` by the privacy filter alone. Raises as ``epsilon_of``."""
+    """The least budget at the terms' delta that allows ``history`` by the privacy filter alone. Raises as ``epsilon_of``.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> history = with_charge((), "run-1", entry_of(gaussian_event(4.0)))
+        >>> terms = Terms("north", delta=1e-5)
+        >>> round(epsilon_of(history, terms), 2), round(filtered_epsilon(history, terms), 2)
+        (0.93, 0.94)
+    """
     return _filtered(history, terms.delta, terms.relation)
 
 
@@ -302,6 +423,12 @@ def is_affordable(history: History, terms: Terms) -> bool:
 
     A first plan that the filter alone would not allow, but its own composition does, reserves the whole budget: nothing
     beside it is affordable then.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> history = with_charge((), "run-1", entry_of(gaussian_event(4.0)))
+        >>> [is_affordable(history, Terms("north", delta=1e-5, budget=budget)) for budget in (0.5, 1.0)]
+        [False, True]
     """
     if terms.budget is None:
         return True
@@ -311,7 +438,14 @@ def is_affordable(history: History, terms: Terms) -> bool:
 
 
 def reserving_run(history: History, terms: Terms) -> str | None:
-    """The run whose plan, declared before any other charge, reserves the whole budget; None where none does."""
+    """The run whose plan, declared before any other charge, reserves the whole budget; None where none does.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> history = with_charge((), "run-1", entry_of(gaussian_event(4.0)))
+        >>> [reserving_run(history, Terms("north", delta=1e-5, budget=budget)) for budget in (0.935, 3.0)]
+        ['run-1', None]
+    """
     if terms.budget is None or not history:
         return None
     run, plan, *_ = history[0]
@@ -324,7 +458,15 @@ def reserving_run(history: History, terms: Terms) -> str | None:
 @lru_cache(maxsize=4096)
 def pieces_of(history: History) -> tuple[Piece, ...]:
     """What the filter composes: of each run its Gaussian charges, its plan's other charges as a whole once one of them was
-    made, and each charge beside the plan."""
+    made, and each charge beside the plan.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event, pure_event
+        >>> history = with_charge((), "run-1", entry_of(gaussian_event(4.0)))
+        >>> history = with_charge(history, "run-1", entry_of(pure_event(0.5)))  # which the run did not declare
+        >>> [(piece.composition, piece.place) for piece in pieces_of(history)]
+        [(((GaussianDpEvent(noise_multiplier=4.0), 1),), 1), (((ApproximateDpEvent(epsilon=0.5, delta=0.0), 1),), 0)]
+    """
     pieces = []
     for place, block in enumerate(history, start=1):
         gaussian = tuple(part for part in flat((block,)) if _is_gaussian(part[0]))
@@ -340,7 +482,14 @@ def pieces_of(history: History) -> tuple[Piece, ...]:
 
 @lru_cache(maxsize=4096)
 def is_costly(entry: str) -> bool:
-    """Whether a charge costs anything, or cannot be accounted at all."""
+    """Whether a charge costs anything, or cannot be accounted at all.
+
+    Examples:
+        >>> from dp_accounting import NoOpDpEvent
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> is_costly(entry_of(gaussian_event(4.0))), is_costly(entry_of(NoOpDpEvent()))
+        (True, False)
+    """
     try:
         return bool(_composition(((entry, 1),)))
     except LookupError:
@@ -382,6 +531,12 @@ def epsilon_together(histories: Sequence[History], most: int, terms: Terms) -> f
 
     Raises:
         LookupError: as ``epsilon_of`` does.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> sites = [with_charge((), "run-1", entry_of(gaussian_event(noise))) for noise in (2.0, 4.0, 8.0)]
+        >>> [round(epsilon_together(sites, most, Terms("all", delta=1e-5)), 2) for most in (1, 2, 3)]
+        [1.99, 2.26, 2.32]
     """
     return max(epsilon_of(choice, terms) for choice in _choices(histories, most))
 
@@ -392,6 +547,11 @@ def risk_of(history: History, relation: Relation) -> Risk:
     """An upper bound on a patient's risk after ``history``, its events taken as fixed in advance.
 
     Raises LookupError for an entry that cannot be accounted.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> round(risk_of(with_charge((), "run-1", entry_of(gaussian_event(4.0))), "add-remove").advantage, 2)
+        0.1
     """
     return risk(composed(flat(history)), relation)
 
@@ -406,6 +566,12 @@ def risk_together(histories: Sequence[History], most: int, relation: Relation) -
 
     Raises:
         LookupError: for an entry that cannot be accounted.
+
+    Examples:
+        >>> from polyclinic.privacy.events import gaussian_event
+        >>> sites = [with_charge((), "run-1", entry_of(gaussian_event(4.0))) for _ in range(3)]
+        >>> [round(risk_together(sites, most, "add-remove").advantage, 2) for most in (1, 3)]
+        [0.1, 0.17]
     """
     return worst(risk_of(choice, relation) for choice in _choices(histories, most))
 

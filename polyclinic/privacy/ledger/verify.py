@@ -44,7 +44,12 @@ _RULE = (
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a charge of a site, or with the site itself where ``seq`` is None."""
+    """What is wrong with a charge of a site, or with the site itself where ``seq`` is None.
+
+    Examples:
+        >>> print(Finding("north", 3, "its hash is not that of what it records"))
+        north, charge 3: its hash is not that of what it records.
+    """
 
     site: str
     seq: int | None
@@ -61,6 +66,14 @@ def verify_all(path: Path, site: str | None = None) -> list[Statement]:
     every site.
 
     Raises DataError if the file is no ledger, ConfigError if it does not hold the site.
+
+    Examples:
+        >>> import tempfile
+        >>> from polyclinic.privacy.accounting import gaussian_event
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5))
+        >>> after = ledger.charge(gaussian_event(4.0), "train", "run-1", round=1)
+        >>> [(site["site"], site["intact"], site["findings"]) for site in verify_all(ledger.path)]
+        [('north', True, [])]
     """
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     by_site = read_sites(path, [ledger.site for ledger in ledgers])
@@ -90,6 +103,13 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
     - that the epsilon of all, by the exact accountant, is within the budget of now.
 
     Damaged charges are shown as they are; epsilon and risk are None where one cannot be accounted.
+
+    Examples:
+        >>> import tempfile
+        >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
+        >>> site = verified(ledger.terms, ledger.recorded())
+        >>> site["epsilon"], site["budget"], site["intact"]
+        (0.0, 3.0, True)
     """
     findings = [Finding(terms.site, seq, problem) for seq, problem in recorded.breaks()]
     unknown = list(_unaccountable(terms, recorded.rows))
@@ -159,6 +179,14 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
         ConfigError: with nothing written, for another suffix, a folder that is not there, or a file that is there already,
             unless ``force``.
         DataError: if the ledger is none.
+
+    Examples:
+        >>> import tempfile
+        >>> folder = Path(tempfile.mkdtemp())
+        >>> ledger = Ledger.open(folder / "ledger.sqlite", Terms("north", delta=1e-5))
+        >>> statements = export([ledger], folder / "statement.json")
+        >>> list(json.loads((folder / "statement.json").read_text()))
+        ['hashes', 'sites']
     """
     formats: dict[str, Callable[..., str]] = {".json": _as_json, ".csv": _as_csv}
     if out.suffix not in formats:

@@ -41,6 +41,12 @@ def noise_process(
 
     Raises:
         ConfigError: for an unknown name or option, or an option out of its range.
+
+    Examples:
+        >>> once = Participation(separation=1, times=1)
+        >>> process = noise_process("sqrt-toeplitz", steps=100, participation=once)
+        >>> round(error(process, once).rms_max, 2), error(noise_process("independent", steps=100), once).rms_max
+        (2.53, 10.0)
     """
     if name not in NOISE:
         raise ConfigError(f"The noise process {name!r} is unknown; known are {', '.join(NOISE)}.{nearest(name, NOISE)}")

@@ -66,6 +66,12 @@ class NoiseProcess:
 
     Scaled by noise_multiplier * sensitivity * max_grad_norm, the noise of all steps is accounted by ``event``. Both
     neighbouring relations hold: replacing a patient moves C x by up to twice the sensitivity, as everywhere.
+
+    Examples:
+        >>> from polyclinic.privacy.noise import noise_process
+        >>> process, twice = noise_process("tree", steps=8, restart=4), Participation(separation=4, times=2)
+        >>> process.releases(twice), round(process.sensitivity(twice), 2), process.event(4.0, twice)
+        (2, 1.73, SelfComposedDpEvent(event=GaussianDpEvent(noise_multiplier=4.0), count=2))
     """
 
     name: str
@@ -167,6 +173,11 @@ class PrefixError:
     """Standard deviation of the noise in the prefix sums at noise multiplier and clip norm 1, at equal privacy.
 
     ``rms_max``: at the worst step; ``rms_mean``: root of the mean square over the steps.
+
+    Examples:
+        >>> from polyclinic.privacy.noise import noise_process
+        >>> error(noise_process("independent", steps=4), Participation(1, 1)).rms_max
+        2.0
     """
 
     rms_max: float
@@ -174,7 +185,14 @@ class PrefixError:
 
 
 def error(process: NoiseProcess, participation: Participation) -> PrefixError:
-    """The error of all prefix sums, scaled so that the events of all restarts together amount to noise multiplier 1."""
+    """The error of all prefix sums, scaled so that the events of all restarts together amount to noise multiplier 1.
+
+    Examples:
+        >>> from polyclinic.privacy.noise import noise_process
+        >>> once = Participation(separation=100, times=1)
+        >>> [round(error(noise_process(name, 100), once).rms_max, 1) for name in ("independent", "tree", "sqrt-toeplitz")]
+        [10.0, 5.2, 2.5]
+    """
     scale = process.sensitivity(participation) * math.sqrt(process.releases(participation))
     variances = process.variances()
     return PrefixError(scale * math.sqrt(variances.max()), scale * math.sqrt(variances.mean()))
@@ -185,6 +203,14 @@ def warning(process: NoiseProcess, participation: Participation) -> str | None:
 
     Compared by the error of the worst prefix sum. The comparison knows no amplification by sampling, which only
     independent noise would gain from.
+
+    Examples:
+        >>> from polyclinic.privacy.noise import noise_process
+        >>> once, always = Participation(1, 1), Participation(1, 100)
+        >>> print(warning(noise_process("tree", 100), once))
+        None
+        >>> warning(noise_process("tree", 100), always).rpartition("; ")[2]
+        'independent noise is better.'
     """
     ours = error(process, participation).rms_max
     independent = math.sqrt(participation.within(process.steps) * process.steps)

@@ -39,6 +39,10 @@ class Participation:
     """How often one patient's data may enter: every ``separation`` steps at the most, and at most ``times`` times.
 
     Raises ConfigError if either is not a whole number of at least 1.
+
+    Examples:
+        >>> Participation(separation=10, times=5).within(steps=30)
+        3
     """
 
     separation: int

@@ -42,6 +42,11 @@ class SumTerms:
     units: 1 where a hospital's whole update is protected. More where each of its patients is. Its vector is then itself a sum
     of patients' vectors, of at most ``clip_norm`` each, and counts up to a length of so many clip norms.
     onlookers: hospitals whose own noise is not counted on, because they know it and see the sum.
+
+    Examples:
+        >>> terms = SumTerms(size=10, clip_norm=1.0, bits=16, parties=5, threshold=4, noise_multiplier=1.0)
+        >>> terms.step, terms.word, round(terms.event(arrived=4).rho, 3), round(terms.event(arrived=5).rho, 3)
+        (1.52587890625e-05, dtype('uint32'), 0.5, 0.4)
     """
 
     size: int
@@ -179,6 +184,10 @@ def patient_rho(noise_multiplier: float) -> float:
     """The rho of one sum of patients' clipped vectors with that noise, whatever its size and parties.
 
     ``SumTerms`` with ``units`` refuses a grid with which the noise, which is discrete, would cost more.
+
+    Examples:
+        >>> round(patient_rho(noise_multiplier=2.0), 4)
+        0.125
     """
     return (1 + 1e-9) / (2 * noise_multiplier**2)
 
@@ -196,6 +205,10 @@ def sum_rho(sensitivity: float, scale: float, parties: int, size: int) -> float:
 
     Raises:
         ValueError: when ``scale`` is below 0.5.
+
+    Examples:
+        >>> [round(sum_rho(sensitivity=100.0, scale=50.0, parties=parties, size=10), 2) for parties in (1, 4)]
+        [2.0, 0.5]
     """
     if scale < 0.5:
         raise ValueError(f"scale must be at least 0.5, got {scale}.")
@@ -204,5 +217,10 @@ def sum_rho(sensitivity: float, scale: float, parties: int, size: int) -> float:
 
 
 def gaussian_gap(scale: float, parties: int) -> float:
-    """``tau``: how far a sum of ``parties`` discrete Gaussians of parameter ``scale`` is from one. Ibid."""
+    """``tau``: how far a sum of ``parties`` discrete Gaussians of parameter ``scale`` is from one. Ibid.
+
+    Examples:
+        >>> [f"{gaussian_gap(scale, parties=4):.0e}" for scale in (0.5, 1.0, 2.0)]
+        ['1e+00', '5e-04', '7e-17']
+    """
     return 10 * math.fsum(math.exp(-2 * (math.pi * scale) ** 2 * k / (k + 1)) for k in range(1, parties))

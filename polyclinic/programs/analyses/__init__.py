@@ -40,8 +40,9 @@ class Table:
     formats: By heading, how numbers are shown, as ``.3f``, or ``p`` for p-values; a CSV file has all digits.
     note: What a reader of the table must know, as sentences.
 
-    >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
-    [['aspirin', '71.7']]
+    Examples:
+        >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
+        [['aspirin', '71.7']]
     """
 
     name: str
@@ -73,6 +74,11 @@ class Result:
 
     title: In a reader's words. numbers: JSON that figures are drawn from, by the figure's name. notes: What a reader must know
     beside the tables, as sentences.
+
+    Examples:
+        >>> ages = Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),))
+        >>> [table.name for table in Result("Baseline", (ages,), notes=("Ages are in years.",)).tables]
+        ['ages']
     """
 
     title: str
@@ -133,6 +139,13 @@ class Analysis(Statistic):
     ``task-options`` fill.
 
     By default nobody is held out, so that all of a hospital's patients count (``split.fraction``).
+
+    Examples:
+        >>> from polyclinic.config import RunConfig
+        >>> from polyclinic.programs import program_of
+        >>> program = program_of(RunConfig(task="components"))
+        >>> isinstance(program, Analysis), program.judged, program.noisy(0.5)
+        (True, False, True)
     """
 
     def noisy(self, noise: float) -> bool:

@@ -122,12 +122,14 @@ def _check(arrays: Mapping[str, np.ndarray], sizes: Ints, cells: int, families: 
 class Posterior:
     """Of the potentials of ``field``, given ``evidence``. d potentials, e released numbers.
 
-    >>> from polyclinic.synthesis.marginals.estimation import Measured
-    >>> coin = Evidence(100.0, (Measured((0,), np.array([0.3, 0.7]), np.full(2, 0.05)),), np.array([0.3, 0.7]), np.full(2, 0.05))
-    >>> field = Field(np.array([2]), (0,), ((),), ((0,),))
-    >>> draws = field.marginals(Posterior(field, coin).draw(4, np.random.default_rng(0)))
-    >>> draws.shape, bool(np.all(abs(draws[:, 0] - 0.3) < 0.3))
-    ((4, 2), True)
+    Examples:
+        >>> from polyclinic.synthesis.marginals.estimation import Measured
+        >>> shares, error = np.array([0.3, 0.7]), np.full(2, 0.05)
+        >>> coin = Evidence(100.0, (Measured((0,), shares, error),), shares, error)
+        >>> field = Field(np.array([2]), (0,), ((),), ((0,),))
+        >>> draws = field.marginals(Posterior(field, coin).draw(4, np.random.default_rng(0)))
+        >>> draws.shape, bool(np.all(abs(draws[:, 0] - 0.3) < 0.3))
+        ((4, 2), True)
     """
 
     field: Field

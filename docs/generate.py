@@ -77,7 +77,7 @@ def needs() -> str:
     for effect in (*EFFECTS, NOT_UNDER_FLOWER):
         keys = ", ".join(f"all of `[{key}]`" if key in SECTIONS else f"`{key}`" for key in effect.keys)
         keys += f" except {', '.join(f'`{key}`' for key in effect.but)}" if effect.but else ""
-        rows.append(f"| {keys} | {effect.needs} | {'told' if effect.told else 'refused'} |")
+        rows.append(f"| {keys} | {effect.needs} | {'told' if effect.noted else 'refused'} |")
     return "\n".join(rows) + "\n"
 
 

@@ -58,7 +58,7 @@ def covered(ill: int, well: int, shift: float, trials: int, resamples: int) -> d
     hits = dict.fromkeys(SHOWN, 0)
     for _ in range(trials):
         labels, scores = drawn(ill, well, shift, rng)
-        told = judge(Predictions(labels, scores, np.arange(len(labels))), resamples, rng).told
+        told = judge(Predictions(labels, scores, np.arange(len(labels))), resamples, rng).metrics
         for name in SHOWN:
             low, high = told[name]["low"], told[name]["high"]
             hits[name] += low is not None and high is not None and low <= truth[name] <= high

@@ -73,14 +73,14 @@ def through(mods: dict[str, Mod], answer: Answering, message: Message, context: 
     return _with_arrays(given[0], reply, message, context)
 
 
-def _with_arrays(said: Message, reply: Message, message: Message, context: Context) -> Message:
-    """What the hospital said, with the arrays that the mods made of its own."""
-    if reply.content.array_records.keys() != said.content.array_records.keys():
+def _with_arrays(hospital_reply: Message, reply: Message, message: Message, context: Context) -> Message:
+    """What the hospital replied, with the arrays that the mods made of its own."""
+    if reply.content.array_records.keys() != hospital_reply.content.array_records.keys():
         names = ", ".join(reply.content.array_records) or "none"
         return _failed(message, context, "a mod took records of arrays away, or added some", f"it leaves {names}")
     for name, record in reply.content.array_records.items():
-        said.content[name] = record
-    return said
+        hospital_reply.content[name] = record
+    return hospital_reply
 
 
 def _failed(message: Message, context: Context, what: str, reason: str | None) -> Message:

@@ -76,8 +76,8 @@ def needs() -> str:
             "| keys | have an effect only with | else |", "|---|---|---|"]  # fmt: skip
     for effect in (*EFFECTS, NOT_UNDER_FLOWER):
         keys = ", ".join(f"all of `[{key}]`" if key in SECTIONS else f"`{key}`" for key in effect.keys)
-        keys += "".join(f" but `{key}`" for key in effect.but)
-        rows.append(f"| {keys} | {effect.needs} | {'told' if effect.told else 'refused'} |")
+        keys += f" except {', '.join(f'`{key}`' for key in effect.but)}" if effect.but else ""
+        rows.append(f"| {keys} | {effect.needs} | {'told' if effect.noted else 'refused'} |")
     return "\n".join(rows) + "\n"
 
 

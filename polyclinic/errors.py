@@ -34,18 +34,18 @@ class BudgetRefused(PolyclinicError):
     exit_code = 3
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the known name that begins with ``name``, is closest to it or has it as a word; or "".
+def nearest(name: str, names: Iterable[str]) -> str:
+    """``" Did you mean 'x'?"`` for the one of ``names`` that begins with ``name``, is closest to it or has it as a word; or "".
 
     Examples:
         >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
         (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
     """
-    names, name = list(known), str(name)  # of a damaged file it may be bytes
+    every, name = list(names), str(name)  # of a damaged file it may be bytes
     plain = name.casefold()
-    begun = [x for x in names if re.match(rf"{re.escape(plain)}(\b|_)", x.casefold())]
-    close = begun or get_close_matches(name, names, n=1)
-    match = close or [x for x in names if plain in re.split(r"[\W_]+", x.casefold())]
+    begun = [x for x in every if re.match(rf"{re.escape(plain)}(\b|_)", x.casefold())]
+    close = begun or get_close_matches(name, every, n=1)
+    match = close or [x for x in every if plain in re.split(r"[\W_]+", x.casefold())]
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 

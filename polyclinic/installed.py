@@ -60,12 +60,12 @@ def strays(groups: Collection[str]) -> list[Plugin]:
     ]  # fmt: skip
 
 
-def _problem(plugin: Plugin, found: Collection[Plugin], ours: Collection[str]) -> str:
+def _problem(plugin: Plugin, claimants: Collection[Plugin], ours: Collection[str]) -> str:
     if not _NAME.fullmatch(plugin.name):
         return "a name holds neither a colon nor a blank"
     if plugin.name in ours:
         return f"the name is polyclinic's own, and {plugin.whose} claims it too; it stands for polyclinic's"
-    claiming = sorted(other.whose for other in found if other.name == plugin.name)
+    claiming = sorted(other.whose for other in claimants if other.name == plugin.name)
     return f"{' and '.join(claiming)} claim it; remove all but one" if len(claiming) > 1 else ""
 
 

@@ -110,30 +110,30 @@ class Account:
         return history
 
 
-def bound(account: Account | None, said: float | None, terms: Terms) -> float | None:
+def bound(account: Account | None, reported: float | None, terms: Terms) -> float | None:
     """The larger of the epsilon that a hospital says and what it must have spent; None where nothing is known.
 
     Args:
         account: The server's account of the hospital; None where there is none.
-        said: The epsilon that the hospital said last; None where it said none.
+        reported: The epsilon that the hospital said last; None where it said none.
         terms: The terms of its ledger, with its delta.
     """
     if account is None:
-        return said
-    return max(said or 0.0, epsilon_of(account.spent(), terms), epsilon_of(account.asked_alone(), terms))
+        return reported
+    return max(reported or 0.0, epsilon_of(account.spent(), terms), epsilon_of(account.asked_alone(), terms))
 
 
-def doubts(accounts: Mapping[str, Account], said: Mapping[str, float], terms: Mapping[str, Terms]) -> list[str]:
+def doubts(accounts: Mapping[str, Account], reported: Mapping[str, float], terms: Mapping[str, Terms]) -> list[str]:
     """A sentence on each hospital whose word cannot be true, or is older than what it was asked last.
 
     Args:
         accounts: The server's account of each hospital.
-        said: The epsilon that each hospital said last.
+        reported: The epsilon that each hospital said last.
         terms: The terms of each hospital's ledger, with its budget.
     """
     sentences = []
     for site in sorted(set(accounts) & set(terms)):
-        account, by, word = accounts[site], terms[site], said.get(site)
+        account, by, word = accounts[site], terms[site], reported.get(site)
         if word is None:
             if account.asked:
                 sentences.append(

@@ -35,7 +35,7 @@ _ACCOUNTS = "accounts", "held_out_accounts"
 _PLAIN = [field.name for field in dataclasses.fields(RunState) if field.name not in _ELSEWHERE]
 
 
-def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: History, kept: int = 1) -> None:
+def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: History, checkpoints: int = 1) -> None:
     """Writes the state and the strategy's own: whole and on the disk, or the earlier file stays.
 
     Args:
@@ -43,7 +43,7 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
         state: The run's state after a round.
         strategy: The strategy, whose own arrays and numbers are written too.
         history: The history beside the checkpoint, which gains the state's new records first.
-        kept: Above 1, keep that many of the newest beside ``path``, named by their rounds.
+        checkpoints: Above 1, how many of the newest stay beside ``path``, named by their rounds.
     """
     arrays = {f"model/{name}": value for name, value in state.arrays.items()}
     arrays |= {f"strategy/{name}": value for name, value in strategy_state(strategy).items()}
@@ -63,12 +63,12 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     }
     ordered = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     write_file(path, lambda aside: save_file(ordered, aside, meta))
-    if kept > 1:
+    if checkpoints > 1:
         named = _numbered(path, state.round)
         named.parent.mkdir(exist_ok=True)
         named.unlink(missing_ok=True)
         named.hardlink_to(path)
-        for old in sorted(named.parent.iterdir())[:-kept]:
+        for old in sorted(named.parent.iterdir())[:-checkpoints]:
             old.unlink()
 
 

@@ -191,7 +191,7 @@ def federate(
         if checkpoint is not None:
             history = History.begin(history_of(checkpoint))
     taking_part = [site for site in here if site.name not in _gone(state)]
-    plain = replace(plain, sites=taking_part, known=enrolled.nodes(here))
+    plain = replace(plain, sites=taking_part, answered=enrolled.nodes(here))
     begun = _begin(plain, enrolled.sites[0].schema, state, server_ledger)
     if before:
         restore_strategy(begun.strategy, before[2])

@@ -38,7 +38,7 @@ class Run:
     ``home``: where simulated hospitals keep what they keep
     ``ledger``: charged for what secure sums tell of whole hospitals, None where they tell nothing that is paid for
     ``privacy``: None without noise
-    ``known``: nodes that told who they are and are not asked again
+    ``answered``: nodes that told who they are and are not asked again
     ``pending``: messages to others that may yet be answered, by node
     ``learning``: what the program's half at the server has learned, where it has one
     ``central``: what adds noise for whole hospitals, where the run has that
@@ -52,7 +52,7 @@ class Run:
     home: str
     ledger: Ledger | None = None
     privacy: PrivacyPlan | None = None
-    known: frozenset[int] = frozenset()
+    answered: frozenset[int] = frozenset()
     pending: Mapping[int, str] = field(default_factory=dict)
     learning: Learning | None = None
     central: CentralDP | None = None
@@ -166,12 +166,12 @@ class RunState:
                 begun = account.has("train") or number > self.round + 1
                 account.ask(f"train {number} {LOST}", later if begun else first)
 
-    def hear(self, site: str, told: ConfigRecord, request: str | None = None) -> None:
+    def hear(self, site: str, record: ConfigRecord, request: str | None = None) -> None:
         """Notes what a site says of its ledger in answer to ``request``.
 
         Args:
             site: The site's name.
-            told: What it says: ``epsilon`` and, at a real hospital, ``charged``.
+            record: What it says: ``epsilon`` and, at a real hospital, ``charged``.
             request: By which name accounts know what was asked; None for what costs nothing.
 
         Raises:
@@ -179,8 +179,8 @@ class RunState:
         """
         wrong = f"what {site} says of its ledger cannot be read"
         try:
-            epsilon = float(told["epsilon"])  # type: ignore[arg-type]
-            charged = str(told["charged"]) if "charged" in told else None
+            epsilon = float(record["epsilon"])  # type: ignore[arg-type]
+            charged = str(record["charged"]) if "charged" in record else None
             if charged is not None:
                 check_told(from_text(charged), self.hospitals.get(site, {}).get("relation", "add-remove"))
         except (LookupError, TypeError, ValueError, RecursionError):

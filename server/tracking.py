@@ -101,7 +101,7 @@ def open_track(config: RunConfig, folder: Path, key: str) -> Track:
 class _TensorBoard:
     """Event files, written here and now: a writer with a thread of its own would hide that the disk is full."""
 
-    def __init__(self, place: Path, told: Plain, key: str) -> None:
+    def __init__(self, place: Path, configuration: Plain, key: str) -> None:
         self.key = "begun"
         self._event = import_module("tensorboard.compat.proto.event_pb2")
         self._summary = import_module("tensorboard.compat.proto.summary_pb2").Summary
@@ -110,7 +110,7 @@ class _TensorBoard:
         self._path = place / f"events.out.tfevents.{int(time.time()):010d}.{os.getpid()}"
         self._write([self._event.Event(wall_time=time.time(), file_version="brain.Event:2")])
         if not key:
-            self._write([self._event.Event(wall_time=time.time(), step=0, summary=self._text(told))])
+            self._write([self._event.Event(wall_time=time.time(), step=0, summary=self._text(configuration))])
 
     def log(self, step: int, values: Mapping[str, float], first: bool) -> None:
         log = self._event.SessionLog
@@ -131,11 +131,13 @@ class _TensorBoard:
             for event in events:
                 records.write(event.SerializeToString())
 
-    def _text(self, told: Plain) -> Any:
+    def _text(self, configuration: Plain) -> Any:
         tensor = import_module("tensorboard.compat.proto.tensor_pb2").TensorProto
         kind = import_module("tensorboard.compat.proto.types_pb2").DT_STRING
         metadata = import_module("tensorboard.plugins.text.metadata").create_summary_metadata("configuration", "")
-        rows = "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in told.items())])
+        rows = "\n".join(
+            ["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in configuration.items())]
+        )
         value = self._summary.Value(
             tag="configuration", metadata=metadata, tensor=tensor(dtype=kind, string_val=[rows.encode()])
         )
@@ -145,7 +147,7 @@ class _TensorBoard:
 class _Mlflow:
     """A run of the experiment ``polyclinic``; no user, host, source file or artifact is told."""
 
-    def __init__(self, place: str, name: str, told: Plain, key: str) -> None:
+    def __init__(self, place: str, name: str, configuration: Plain, key: str) -> None:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # before it is imported: it would tell its makers
         os.environ.setdefault(
             "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2"
@@ -161,7 +163,7 @@ class _Mlflow:
         registered = self._client.get_experiment_by_name("polyclinic")
         experiment = registered.experiment_id if registered else self._client.create_experiment("polyclinic")
         self.key = self._client.create_run(experiment, run_name=name).info.run_id
-        parameters = [self._entities.Param(key, str(value)) for key, value in told.items()]
+        parameters = [self._entities.Param(key, str(value)) for key, value in configuration.items()]
         for begin in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(self.key, params=parameters[begin : begin + _MOST_PARAMETERS])
 
@@ -176,7 +178,7 @@ class _Mlflow:
 
 
 @dataclass(frozen=True)
-class _Kept:
+class _Saved:
     """What of a track outlives a process: its key at the tracker, its last round, and why it was given up."""
 
     key: str = ""
@@ -197,12 +199,12 @@ class Tracked(Progress):
         """Raises ConfigError where a new run's tracker cannot begin; a resumed one then goes on without it."""
         self._watcher, self._config, self._folder = watcher, config, folder
         self._track: Track | None = None
-        self._kept, self._before, self._first = _read(folder), math.inf, True
+        self._saved, self._before, self._first = _read(folder), math.inf, True
         if not config.tracking.tool:
             return
         check_tracker(config)
         try:
-            self._track = open_track(config, folder, self._kept.key)
+            self._track = open_track(config, folder, self._saved.key)
             self._keep(key=self._track.key, problem="")
         except Exception as error:
             if not resume:
@@ -239,7 +241,7 @@ class Tracked(Progress):
         """What the track does not have of the state's rounds; of one that is done again, what is true now."""
 
         def log(track: Track) -> None:
-            last_logged = min(self._kept.round, self._before) if self._first else self._kept.round
+            last_logged = min(self._saved.round, self._before) if self._first else self._saved.round
             rows = [row for row in state.rows if row["round"] > last_logged]
             for number, rows_of_round in groupby(rows, key=lambda row: int(row["round"])):
                 values = numbers(list(rows_of_round))
@@ -255,7 +257,7 @@ class Tracked(Progress):
     def close(self, epsilon: float | None) -> None:
         """The run is whole; ``epsilon``: a patient's, over all the hospitals that may have their records."""
         if epsilon is not None:
-            self._ask(lambda track: track.log(self._kept.round, {"privacy-epsilon": epsilon}, False))
+            self._ask(lambda track: track.log(self._saved.round, {"privacy-epsilon": epsilon}, False))
         self._ask(lambda track: track.close("FINISHED"))
 
     def stopped(self) -> None:
@@ -272,14 +274,14 @@ class Tracked(Progress):
     def _give_up(self, error: Exception) -> None:
         self._track = None
         self._keep(
-            problem=f"The tracker {self._config.tracking.tool} failed after round {self._kept.round} and was told no more: "
+            problem=f"The tracker {self._config.tracking.tool} failed after round {self._saved.round} and was told no more: "
             f"{_why(error, self._config)}. This folder has all of it."
         )
-        log(logging.WARNING, "%s", self._kept.problem)
+        log(logging.WARNING, "%s", self._saved.problem)
 
     def _keep(self, **changes: Any) -> None:
-        self._kept = _Kept(**asdict(self._kept) | changes)
-        write_file(Run(self._folder).tracker_file, json_text(asdict(self._kept)))
+        self._saved = _Saved(**asdict(self._saved) | changes)
+        write_file(Run(self._folder).tracker_file, json_text(asdict(self._saved)))
 
 
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -313,11 +315,11 @@ def _named(site: str) -> str:
     return site if clean == site else f"{clean}-{crc32(site.encode()):08x}"
 
 
-def _read(folder: Path) -> _Kept:
+def _read(folder: Path) -> _Saved:
     try:
-        return _Kept(**json.loads(Run(folder).tracker_file.read_text(encoding="utf-8")))
+        return _Saved(**json.loads(Run(folder).tracker_file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
-        return _Kept()
+        return _Saved()
 
 
 def _why(error: Exception, config: RunConfig) -> str:

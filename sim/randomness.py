@@ -36,11 +36,11 @@ def restore(state: State) -> None:
         sys.modules["torch"].seed()
 
 
-def same(one: State, other: State) -> bool:
+def same(before: State, after: State) -> bool:
     """Whether nothing was drawn or seeded between two states."""
-    return one["random"] == other["random"] and all(
-        np.array_equal(a, b) for a, b in zip(one["numpy"], other["numpy"], strict=True)
-    ) and ("torch" not in one or bool((one["torch"] == other["torch"]).all()))  # fmt: skip
+    return before["random"] == after["random"] and all(
+        np.array_equal(a, b) for a, b in zip(before["numpy"], after["numpy"], strict=True)
+    ) and ("torch" not in before or bool((before["torch"] == after["torch"]).all()))  # fmt: skip
 
 
 def seed_all(*numbers: int) -> None:

@@ -119,21 +119,21 @@ def _fields(kind: type[Strategy]) -> list[str]:
     return [field.name for field in fields(half)] if is_dataclass(half) else []
 
 
-def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[str, Any]) -> Strategy:
+def make_strategy(kind: type[Strategy], options: dict[str, Any], run_values: Mapping[str, Any]) -> Strategy:
     """An instance with ``options`` as its keyword arguments, and of what the run tells those that it takes.
 
     Args:
         kind: The strategy's class.
         options: By parameter of the class, or of its local half.
-        told: What the run tells every strategy, by parameter; an option goes before it.
+        run_values: What the run tells every strategy, by parameter; an option goes before it.
 
     Raises:
         ConfigError: naming an argument it does not take, and for a strategy that the round loop cannot do justice to.
 
     Examples:
-        >>> make_strategy(flower.FedAvgM, {"server_momentum": 0.5}, told={}).server_momentum
+        >>> make_strategy(flower.FedAvgM, {"server_momentum": 0.5}, run_values={}).server_momentum
         0.5
-        >>> make_strategy(flower.FedAvgM, {"fraction_train": 0.5}, told={})  # doctest: +ELLIPSIS
+        >>> make_strategy(flower.FedAvgM, {"fraction_train": 0.5}, run_values={})  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...
         polyclinic.errors.ConfigError: strategy-options names 'fraction-train', which the round loop ...
@@ -158,7 +158,7 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], told: Mapping[s
         raise ConfigError(
             f"strategy-options names {unknown[0]!r}, which {kind.__name__} does not take; it takes {allowed}."
         )
-    defaults = {name: value for name, value in {**told, **_EVERY_NODE}.items() if name in accepted}
+    defaults = {name: value for name, value in {**run_values, **_EVERY_NODE}.items() if name in accepted}
     own = {name: value for name, value in options.items() if name in accepted or name not in of_half}
     try:
         made = kind(**{**defaults, **own})

@@ -162,7 +162,7 @@ def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> N
 
 def approvals(home: Path) -> list[Approval]:
     """All runs that the hospital knows of, the oldest first. Raises DataError for a file that cannot be read."""
-    return sorted(map(_read, (home / FOLDER).glob(_FILES)), key=lambda one: (one.asked, one.run))
+    return sorted(map(_read, (home / FOLDER).glob(_FILES)), key=lambda approval: (approval.asked, approval.run))
 
 
 def approval_named(home: Path, run: str) -> Approval:

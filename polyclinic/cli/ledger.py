@@ -129,21 +129,21 @@ def _held_out(path: Path) -> Path | None:
 
 
 def _shown(
-    found: list[dict[str, Any]], held_out: list[dict[str, Any]], together: dict[str, Any], with_deltas: bool
+    statements: list[dict[str, Any]], held_out: list[dict[str, Any]], together: dict[str, Any], with_deltas: bool
 ) -> Iterator[str | Text | Table]:
     for statement in held_out:
         whole = intact_or_altered(statement["intact"])
         yield f"{statement['site']}, held-out patients: {_spent(statement)}; {whole}"
-    for statement in found:
+    for statement in statements:
         record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
         yield Text.assemble((statement["site"], "bold"), f": {_spent(statement)}; ", record)
-        if len(found) == 1:
+        if len(statements) == 1:
             yield risk_sentence(statement["risk"], statement["unit"], statement["relation"])
         if with_deltas:
             at = ", ".join(f"{_epsilon(bound['epsilon'])} at δ = {bound['delta']:g}" for bound in statement["at"])
             yield f"The same charges: ε = {at}."
-    if len(found) == 1:
-        yield from _details(found[0])
+    if len(statements) == 1:
+        yield from _details(statements[0])
     else:
         yield risk_sentence(together["risk"], together["unit"], together["relation"])
         yield "Every charge of one hospital: --site SITE."

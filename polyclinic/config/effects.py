@@ -19,12 +19,12 @@ from polyclinic.errors import ConfigError
 @dataclass(frozen=True)
 class Effect:
     """``keys``, and all keys of a section among them ``but`` some, have an effect only with ``needs``, as words and as a claim on
-    a configuration; ``told``: not refused."""
+    a configuration; ``noted``: not refused."""
 
     keys: tuple[str, ...]
     needs: str
     met: Callable[[RunConfig], bool]
-    told: bool = False
+    noted: bool = False
     but: tuple[str, ...] = ()
 
     def without(self, config: RunConfig, given: Sequence[str]) -> list[str]:
@@ -104,11 +104,11 @@ EFFECTS = (
             "privacy.epsilon", "privacy.delta", "privacy.overlap", "training.noise", "training.noise-options",
             "privacy.statistics-share", "privacy.patients-per-site", "convex",
         ),
-        "privacy.dp at true", lambda c: c.privacy.dp, told=True,
+        "privacy.dp at true", lambda c: c.privacy.dp, noted=True,
     ),
     Effect(
         ("privacy.max-grad-norm",), "privacy.dp at true or a task other than classification",
-        lambda c: c.privacy.dp or c.kind.bounds_always, told=True,
+        lambda c: c.privacy.dp or c.kind.bounds_always, noted=True,
     ),
 )  # fmt: skip
 #: Of no effect where Flower's own runtime runs the hospitals.
@@ -122,10 +122,10 @@ AT_COORDINATORS = Effect(("question",), "`polyclinic prepare --coordinator` or `
 
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:
-    """Raises ConfigError for the first key that was given, is not merely told, and can have no effect."""
+    """Raises ConfigError for the first key that was given, is not merely noted, and can have no effect."""
     given = _given(config)
     for effect in effects:
-        if not effect.told and (idle := effect.without(config, given)):
+        if not effect.noted and (idle := effect.without(config, given)):
             raise ConfigError(
                 f"Configuration key {idle[0]!r} has the value {config.value(idle[0])!r}, which has an effect only with "
                 f"{effect.needs}; change that, or leave {idle[0]} out."
@@ -135,7 +135,7 @@ def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> Non
 def put_aside(config: RunConfig) -> list[str]:
     """The keys that were given and have no effect because ``privacy.dp`` is false."""
     given = _given(config)
-    return [key for effect in EFFECTS if effect.told for key in effect.without(config, given)]
+    return [key for effect in EFFECTS if effect.noted for key in effect.without(config, given)]
 
 
 def _given(config: RunConfig) -> list[str]:

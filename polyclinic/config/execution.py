@@ -41,9 +41,9 @@ class Checkpoints(Keys):
     every: int = Field(
         0,
         ge=0,
-        description="Write a checkpoint after every so many rounds, and after the last. 0: after each round, but at most once a "
-        "second in a simulation that makes lost rounds again at no cost: the strategy is a built-in one, hospitals keep nothing "
-        "from round to round, `checkpoints.kept` is 1, and there is no ledger of whole hospitals.",
+        description="Write a checkpoint after every so many rounds, and after the last. 0: after each round; a simulation that "
+        "can repeat rounds at no cost writes at most one a second. It can if the strategy is a built-in one, hospitals keep "
+        "nothing from round to round, `checkpoints.kept` is 1, and central.epsilon and secure.aggregation are off.",
     )
     kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
 

@@ -167,16 +167,17 @@ class Training(Keys):
     noise_options: Written = Field("", description="Options of the noise process: `bands=4`, `restart=20`.")
     denoise: Literal["none", "kalman", "disk"] = Field(
         "none",
-        description="Filter of the noised gradients over steps: a Kalman filter's gain, or DiSK (Zhang et al. 2025).",
+        description="Filter of the noised gradients over steps, at no cost: none; kalman, a Kalman filter's gain; disk, DiSK "
+        "(Zhang et al. 2024).",
     )
     denoise_gain: Rate = Field(
         0.7, description="Weight of the newest noised gradient in the filter; 1 filters nothing."
     )
     optimizer: Literal["auto", "sgd", "adam", "adamw", "rmsprop", "newton"] = Field(
         "auto",
-        description="The hospitals' optimizer: DP-SGD (DP-GD at sample-rate 1), DP-Adam, DP-AdamW or DP-RMSprop; newton: noisy "
-        "Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md); auto: newton for classes by "
-        "model logistic and strategy fedavg where no key of training describes steps, else sgd.",
+        description="The hospitals' optimizer. sgd (DP-SGD; DP-GD at sample-rate 1), adam, adamw, rmsprop: steps along clipped, "
+        "noised gradients. newton: noisy Newton steps of a logistic model on sums over all patients (docs/privacy/newton.md). "
+        "auto: newton for classes by model logistic and strategy fedavg where no key of training describes steps, else sgd.",
     )
     recalibrate: bool = Field(
         True,
@@ -200,7 +201,7 @@ class Training(Keys):
     )
     engine: Literal["auto", "linear", "layered", "functional", "opacus"] = Field(
         "auto",
-        description="How per-patient gradients are had: linear (closed form), layered (closed forms of the layers of any "
+        description="How per-patient gradients are computed: linear (closed form), layered (closed forms of the layers of any "
         "module), functional (torch.func) or opacus; auto takes the first that the model allows. Results agree within rounding.",
     )
 

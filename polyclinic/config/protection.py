@@ -33,7 +33,10 @@ class Privacy(Keys):
         "so many, while each hospital keeps to its own. Real hospitals declare it in their policies.",
     )
     max_grad_norm: float = Field(
-        2.0, ge=1e-6, le=1e6, description="Each patient's gradient is clipped to this L2 norm."
+        2.0,
+        ge=1e-6,
+        le=1e6,
+        description="Each patient's gradient is clipped to this L2 norm, the same in all steps and rounds.",
     )
     statistics_share: float = Field(
         0.1,

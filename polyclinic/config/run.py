@@ -193,7 +193,10 @@ class RunConfig(Keys):
         0, ge=0, description="Seed of a simulation. Hospitals with real records draw noise from the system."
     )
     workers: int = Field(
-        1, ge=1, description="Processes that train hospitals side by side; results do not depend on it."
+        1,
+        ge=1,
+        description="Processes that train hospitals side by side, with the same result; a network of your own may differ by "
+        "rounding.",
     )
     ray_address: str = Field(
         "",
@@ -202,7 +205,8 @@ class RunConfig(Keys):
     gpus: float = Field(
         0.0,
         ge=0,
-        description="GPUs that the workers of a simulation share, each at most one; 0 trains on the processor.",
+        description="GPUs of this machine, or of the cluster of ray-address, that the workers of a simulation share, each at "
+        "most one; 0 trains on the processor. Above 0 a real hospital trains on its node's GPU; without one it refuses to enrol.",
     )
     timeout: Positive = Field(3600.0, description="Seconds to wait for the hospitals' replies in one exchange.")
     out: str = Field("runs", description="Folder in which the run's folder is made.")

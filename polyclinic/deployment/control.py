@@ -203,8 +203,8 @@ def _known_key(name: str, revoked: bool) -> str:
     return f"This key is registered already, under the name {name!r}; every hospital needs its own."
 
 
-def _named(found: list[dict[str, Any]]) -> dict[str, str]:
-    return {node["name"]: node["node"] for node in found if node["name"] and node["revoked"] is None}
+def _named(listed: list[dict[str, Any]]) -> dict[str, str]:
+    return {node["name"]: node["node"] for node in listed if node["name"] and node["revoked"] is None}
 
 
 def unreachable(error: httpx.RequestError) -> str:

@@ -124,12 +124,12 @@ class HospitalNode:
         ]  # fmt: skip
 
 
-def new_key(found: HospitalNode) -> str:
+def new_key(node: HospitalNode) -> str:
     """Replace the node's key pair; the public one, which the coordinator must register before the node may return."""
-    key = make_node_key(found.hospital.site)
+    key = make_node_key(node.hospital.site)
     # The public half first: where the second step fails, the node goes on as whom it was.
     public, private = NewFile(f"{key.public}\n", PUBLIC), NewFile(key.private, SECRET)
-    replace({found.folder / "node.pub": public, found.folder / found.node.key: private})
+    replace({node.folder / "node.pub": public, node.folder / node.node.key: private})
     return key.public
 
 

@@ -341,14 +341,14 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _calculated(apply: np.ufunc, one: Floats, other: Floats) -> Floats:
+def _calculated(apply: np.ufunc, left: Floats, right: Floats) -> Floats:
     with np.errstate(all="ignore"):
-        return _finite(apply(one, other))
+        return _finite(apply(left, right))
 
 
-def _compared(apply: Callable[..., object], one: NDArray, other: NDArray) -> Bools:  # type: ignore[type-arg]
-    present = ~(pd.isna(one) | pd.isna(other))
-    return np.asarray(present & np.asarray(apply(one, other)), dtype=bool)
+def _compared(apply: Callable[..., object], left: NDArray, right: NDArray) -> Bools:  # type: ignore[type-arg]
+    present = ~(pd.isna(left) | pd.isna(right))
+    return np.asarray(present & np.asarray(apply(left, right)), dtype=bool)
 
 
 def _among(cells: NDArray, wanted: list[str] | list[float], inside: bool) -> Bools:  # type: ignore[type-arg]

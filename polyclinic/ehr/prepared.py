@@ -238,8 +238,8 @@ def _outside(number: int, cells: int, above: bool, most: float) -> tuple[Floats,
     return outside, beyond, about
 
 
-def _listed(column: Column, patients: Floats, found: tuple[str, ...], rules: Rules) -> dict[str, Any]:
-    names = found if column.is_open else column.categories
+def _listed(column: Column, patients: Floats, seen: tuple[str, ...], rules: Rules) -> dict[str, Any]:
+    names = seen if column.is_open else column.categories
     named = {name: float(n) for name, n in zip(names, patients, strict=True) if name != column.other}
     enough = [name for name, count in named.items() if count >= rules.fewest or not rules.fewest]
     commonest = set(sorted(enough, key=lambda name: (-named[name], name))[: rules.most_categories])

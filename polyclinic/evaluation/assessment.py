@@ -58,7 +58,7 @@ class Predictions:
 class Judged:
     """Metrics of some rows with intervals, and resamples of those that have one: ``draws[metric]`` is (count,)."""
 
-    told: Estimates
+    metrics: Estimates
     draws: Draws
 
 
@@ -88,7 +88,7 @@ def assess(
         "resamples": count,
         "pooled": pooled,
         "macro": _macro(each, by),
-        "sites": {name: judged.told for name, judged in each.items()},
+        "sites": {name: judged.metrics for name, judged in each.items()},
         "worst": {metric: _worst(each, metric) for metric in by.titles},
         "gap": {metric: _gap(each, metric) for metric in by.titles},
         "groups": _groups(usable, column, groups, count, seed, by) if column else None,
@@ -117,7 +117,7 @@ def _count(rows: Predictions) -> int:
 def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = generator(seed, "bootstrap", "pooled")
     if not by.has_classes:
-        estimates = judge(rows, count, rng, by).told
+        estimates = judge(rows, count, rng, by).metrics
         curve = None if by.calibration is None else tenths(*by.calibration(rows.labels, rows.scores))
         return estimates, {"curves": [], "calibration": curve, "decision": None}
     chance, event = judged(rows.labels, rows.scores)
@@ -232,7 +232,7 @@ def _macro(sites: Mapping[str, Judged], by: Judge) -> Estimates:
 
 
 def _defined_values(parts: Mapping[str, Judged], metric: str) -> dict[str, float]:
-    values = {name: judged.told[metric]["value"] for name, judged in parts.items()}
+    values = {name: judged.metrics[metric]["value"] for name, judged in parts.items()}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -246,7 +246,7 @@ def _worst(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
         if metric in LARGER_IS_BETTER or metric.startswith("auroc")
         else max(defined, key=lambda name: abs(defined[name]))
     )
-    return {"name": worst, **parts[worst].told[metric]}
+    return {"name": worst, **parts[worst].metrics[metric]}
 
 
 def _gap(parts: Mapping[str, Judged], metric: str) -> dict[str, Any] | None:
@@ -277,7 +277,7 @@ def _groups(
         patients = len(np.unique(rows.patient))
         if patients >= SMALLEST_GROUP:
             shown[name] = judge(rows, count, generator(seed, "bootstrap", "group", name), by)
-            groups[name] = {"about": int(round(patients, -1)), "metrics": shown[name].told}
+            groups[name] = {"about": int(round(patients, -1)), "metrics": shown[name].metrics}
         elif patients:
             groups[name] = {"about": None, "metrics": None}
     gap = {metric: _gap(shown, metric) for metric in by.titles}

@@ -31,13 +31,13 @@ class Result:
     targets: tuple[Target, ...]
 
 
-def run_all(known: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -> dict[str, str]:
-    """Runs every one of the ``known`` experiments into a folder of its name in ``out``, unless it is finished there.
+def run_all(experiments: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -> dict[str, str]:
+    """Runs every experiment into a folder of its name in ``out``, unless it is finished there.
 
     One that fails does not stop the others.
 
     Args:
-        known: The experiments by their names.
+        experiments: The experiments by their names.
         out: The folder of all.
         quick: Run the short form of each.
         say: Called with each line of progress.
@@ -46,16 +46,16 @@ def run_all(known: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -
         Why each experiment that failed did so, by name.
     """
     failed: dict[str, str] = {}
-    left = [name for name in known if not _finished(out / name, quick)]
-    hours = sum(known[name].hours for name in left)
+    left = [name for name in experiments if not _finished(out / name, quick)]
+    hours = sum(experiments[name].hours for name in left)
     cost = "" if quick else f", about {_duration(hours)} of one core in all"
-    say(f"{len(left)} of {len(known)} experiments are to be run{cost}; stopped, they go on where they were.")
+    say(f"{len(left)} of {len(experiments)} experiments are to be run{cost}; stopped, they go on where they were.")
     for number, name in enumerate(left, 1):
-        takes = "" if quick else f", about {_duration(known[name].hours)}"
+        takes = "" if quick else f", about {_duration(experiments[name].hours)}"
         say(f"{number} of {len(left)}, {name}{takes}: begins")
         begun = time.monotonic()
         try:
-            carry_out(name, known[name], Asked(out / name, quick=quick), say)
+            carry_out(name, experiments[name], Asked(out / name, quick=quick), say)
         except Exception as error:  # noqa: BLE001  one experiment's fault is not the others'
             failed[name] = str(error) or type(error).__name__
         word = f"failed: {failed[name]}" if name in failed else "done"
@@ -63,15 +63,15 @@ def run_all(known: Mapping[str, Experiment], out: Path, quick: bool, say: Say) -
     return failed
 
 
-def gather(known: Mapping[str, Experiment], out: Path) -> dict[str, Any]:
+def gather(experiments: Mapping[str, Experiment], out: Path) -> dict[str, Any]:
     """Write targets.json and targets.md into ``out`` from every folder's results.json there, and return the former.
 
-    ``known``: the experiments that are to be there, which say what their goals are.
+    ``experiments``: the experiments that are to be there, which say what their goals are.
 
     Raises DataError for results that cannot be read.
     """
     measured = results(out)
-    whole = together(known, measured)
+    whole = together(experiments, measured)
     text = page(whole)
     out.mkdir(parents=True, exist_ok=True)
     files = {TARGETS: json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False) + "\n", TARGETS_TABLE: text}
@@ -84,14 +84,14 @@ def results(out: Path) -> list[Result]:
     return [_read(path) for path in sorted(out.glob(f"*/{RESULTS}"))]
 
 
-def together(known: Mapping[str, Experiment], found: Sequence[Result]) -> dict[str, Any]:
+def together(experiments: Mapping[str, Experiment], measured: Sequence[Result]) -> dict[str, Any]:
     """The table of all targets as JSON: ``goals`` has a line for each numbered id, ``own`` one for each experiment's others."""
     words: dict[str, str] = {}
-    for experiment in known.values():
+    for experiment in experiments.values():
         words |= {id: text for id, text in experiment.goals.items() if id not in words}
     numbered: dict[str, list[tuple[Result, Target]]] = {id: [] for id in words}
     own: dict[str, list[tuple[Result, Target]]] = {}
-    for result in found:
+    for result in measured:
         for target in result.targets:
             home = numbered if _NUMBERED.fullmatch(target.id) else own
             home.setdefault(target.id if home is numbered else result.experiment, []).append((result, target))
@@ -99,10 +99,10 @@ def together(known: Mapping[str, Experiment], found: Sequence[Result]) -> dict[s
     rows = [pair for id in order for pair in numbered[id]] + [pair for name in sorted(own) for pair in own[name]]
     return {
         "rule": RULE,
-        "quick": any(result.quick for result in found),
+        "quick": any(result.quick for result in measured),
         "goals": [{"id": id, "what": words.get(id, ""), **_line(numbered[id])} for id in order],
         "own": [{"experiment": name, **_line(own[name])} for name in sorted(own)],
-        "not run": sorted(known.keys() - {result.experiment for result in found}),
+        "not run": sorted(experiments.keys() - {result.experiment for result in measured}),
         "targets": [
             {"experiment": result.experiment, "commit": result.commit, **asdict(target)} for result, target in rows
         ],

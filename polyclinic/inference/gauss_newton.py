@@ -45,12 +45,12 @@ class Released:
 
     posterior: with prior and noise.
     likelihood: the same without noise's part, so what the covariance would be without privacy.
-    kept: mean weight of records in the last round; 1 where none was shortened.
+    mean_weight: mean weight of records in the last round; 1 where none was shortened.
     """
 
     posterior: Gaussian
     likelihood: Gaussian
-    kept: float
+    mean_weight: float
 
     @property
     def inflation(self) -> Floats:
@@ -68,7 +68,7 @@ class Released:
             for name, m, d, i in zip(names, mean, deviation, self.inflation, strict=True)
         }  # fmt: skip
         whole = self.posterior.covariance / np.outer(deviation, deviation)
-        return {"parameters": rows, "correlations": whole.tolist(), "kept": self.kept}
+        return {"parameters": rows, "correlations": whole.tolist(), "kept": self.mean_weight}
 
 
 @dataclass(frozen=True, eq=False)

@@ -39,15 +39,15 @@ class Likelihood(ABC):
 
     def score(self, parameters: Tensor, records: Tensor) -> Tensor:
         """(n, k) gradient of each record's log density at (k,) parameters."""
-        scores: Tensor = vmap(lambda record: jacrev(self._one)(parameters, record))(records)
+        scores: Tensor = vmap(lambda record: jacrev(self._density_of_record)(parameters, record))(records)
         return scores
 
     def information(self, parameters: Tensor, records: Tensor) -> Tensor:
         """(n, k, k) information of each record at (k,) parameters: here the observed one, minus the log density's Hessian."""
-        hessians: Tensor = vmap(lambda record: hessian(self._one)(parameters, record))(records)
+        hessians: Tensor = vmap(lambda record: hessian(self._density_of_record)(parameters, record))(records)
         return -hessians
 
-    def _one(self, parameters: Tensor, record: Tensor) -> Tensor:
+    def _density_of_record(self, parameters: Tensor, record: Tensor) -> Tensor:
         return self.log_density(parameters[None], record[None])[0, 0]
 
 

@@ -233,8 +233,8 @@ def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
 def _judge(target: Target, attack: str, members: np.ndarray, others: np.ndarray) -> dict[str, Any]:
     """An attack on membership as JSON, whose keys are texts."""
     judged = asdict(membership.judge(attack, members, others, target.delta, target.share, target.seed))
-    return {key: value for key, value in judged.items() if key != "found"} | {
-        f"tpr_at_{100 * rate:g}_percent_fpr".replace(".", ""): share for rate, share in judged["found"].items()
+    return {key: value for key, value in judged.items() if key != "true_alarms"} | {
+        f"tpr_at_{100 * rate:g}_percent_fpr".replace(".", ""): share for rate, share in judged["true_alarms"].items()
     }
 
 
@@ -288,11 +288,11 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _attributes(
-    target: Target, secrets: Sequence[attributes.Secret], known: np.ndarray, attacked: np.ndarray
+    target: Target, secrets: Sequence[attributes.Secret], background: np.ndarray, attacked: np.ndarray
 ) -> list[dict[str, Any]]:
     some = generator(target.seed, "attacks", "members").permutation(target.members.patients)[: attributes.MOST_PATIENTS]
     members = _one_each(target.members, some)
-    own, others = (_one_each(target.non_members, part) for part in (known, attacked))
+    own, others = (_one_each(target.non_members, part) for part in (background, attacked))
 
     def losses(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         return target.objective.losses_of(_predictions(target, Rows(x, y, np.arange(len(y)), len(y))), y)

@@ -135,11 +135,11 @@ class Description:
         figures = facts | self._figures(schema, together) | {"between_hospitals": between}
         return Conclusion(figures, [self._figures(schema, site) for site in by_site])
 
-    def _read(self, schema: Schema, one: HospitalAnswer) -> list[list[Cells]]:
+    def _read(self, schema: Schema, hospital: HospitalAnswer) -> list[list[Cells]]:
         """By column and group, the cells of one hospital's answer."""
-        noise, groups = self.noise(schema, self.plan(schema, one.pricing)) or 0.0, len(self.groups(schema))
-        sizes, rest = one.answer.arrays["cells"].astype(int), one.answer.arrays["patients"]
-        values = np.split(one.answer.arrays["values"], np.cumsum(sizes)[:-1]) if not noise else []
+        noise, groups = self.noise(schema, self.plan(schema, hospital.pricing)) or 0.0, len(self.groups(schema))
+        sizes, rest = hospital.answer.arrays["cells"].astype(int), hospital.answer.arrays["patients"]
+        values = np.split(hospital.answer.arrays["values"], np.cumsum(sizes)[:-1]) if not noise else []
         columns = []
         for place, (column, size) in enumerate(zip(self.parts(schema), sizes.tolist(), strict=True)):
             width = size + column.nullable
@@ -385,34 +385,34 @@ def _largest(groups: Mapping[str, Cells]) -> dict[str, Any] | None:
     return max(differences, key=lambda each: abs(each["value"]), default=None)
 
 
-def standardised_difference(one: Cells, other: Cells) -> dict[str, float] | None:
+def standardised_difference(group: Cells, other: Cells) -> dict[str, float] | None:
     """How much larger ``other`` is by the common deviation: of means, with a sign, or of the shares of all categories, without.
 
     None where the noise hides a group or the difference, or nothing varies. Austin 2009, Equations 1 and 2; Yang and Dalton 2012
     for several categories. The interval of shares has the length that noise reaches in 95 % (by two moments of a quadratic form),
     so that it holds differences near 0 too.
     """
-    if any(part.observed[0] < max(2.0, CERTAIN * part.observed[1]) for part in (one, other)):
+    if any(part.observed[0] < max(2.0, CERTAIN * part.observed[1]) for part in (group, other)):
         return None
-    difference = _of_means(one, other) if _is_numeric(one.column) else _of_shares(one, other)
+    difference = _of_means(group, other) if _is_numeric(group.column) else _of_shares(group, other)
     return difference if difference and difference["high"] - difference["value"] <= _WIDEST else None
 
 
-def _of_means(one: Cells, other: Cells) -> dict[str, float] | None:
-    (mean, variance), (mean_other, variance_other) = one.moments(), other.moments()
+def _of_means(group: Cells, other: Cells) -> dict[str, float] | None:
+    (mean, variance), (mean_other, variance_other) = group.moments(), other.moments()
     common = math.sqrt((variance + variance_other) / 2)
     if not common > 0:
         return None
     value, errors = (mean_other - mean) / common, []
-    for part, centre, sign in ((one, mean, -1.0), (other, mean_other, 1.0)):
+    for part, centre, sign in ((group, mean, -1.0), (other, mean_other, 1.0)):
         weights = sign * (part.values - centre) / common - value / (4 * common**2) * part.variance_weights(centre)
         errors.append(part.deviation(weights) / part.observed[0])
     return estimate(value, math.hypot(*errors))
 
 
-def _of_shares(one: Cells, other: Cells) -> dict[str, float] | None:
+def _of_shares(group: Cells, other: Cells) -> dict[str, float] | None:
     shares, spread, noise = [], np.zeros(()), np.zeros(())
-    for part in (one, other):
+    for part in (group, other):
         positive = np.maximum(part.patients, 0.0)
         share = positive / positive.sum()
         weights = (np.eye(len(share)) - share[:, None])[1:] * part.error / positive.sum()

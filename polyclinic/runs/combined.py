@@ -156,11 +156,11 @@ def _fit(method: ExactRegression, schema: Schema, rows: pd.DataFrame) -> Fit:
     return method.fit(state)
 
 
-def as_json(found: CombinedRegression) -> Mapping[str, Any]:
+def as_json(regression: CombinedRegression) -> Mapping[str, Any]:
     """What ``polyclinic combine`` prints."""
-    combined = found.inference.combined
+    combined = regression.inference.combined
     return {
-        "formula": found.formula, "family": found.family, "rule": combined.rule, "sets": combined.sets,
-        "trusted": found.trusted, "apart": [list(pair) for pair in found.inference.apart],
-        "terms": found.terms, "notes": found.notes,
+        "formula": regression.formula, "family": regression.family, "rule": combined.rule, "sets": combined.sets,
+        "trusted": regression.trusted, "apart": [list(pair) for pair in regression.inference.apart],
+        "terms": regression.terms, "notes": regression.notes,
     }  # fmt: skip

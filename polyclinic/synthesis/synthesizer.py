@@ -72,17 +72,17 @@ def described(synthesizer: Synthesizer) -> dict[str, Any]:
     return {"kind": f"{type(synthesizer).__module__}:{type(synthesizer).__name__}", "options": synthesizer.options()}
 
 
-def made_again(layout: Layout, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Synthesizer:
+def made_again(layout: Layout, description: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Synthesizer:
     """The synthesizer of ``described`` and its arrays. Its class is imported by name, which is code.
 
     Args:
         layout: The layout of the rows.
-        told: What ``described`` gave: ``kind`` and ``options``.
+        description: What ``described`` gave: ``kind`` and ``options``.
         arrays: The arrays by name.
     """
-    module, _, name = str(told["kind"]).partition(":")
+    module, _, name = str(description["kind"]).partition(":")
     make: Callable[..., Synthesizer] = getattr(import_module(module), name).load
-    return make(layout, arrays, told["options"])
+    return make(layout, arrays, description["options"])
 
 
 def save(synthesizer: Synthesizer, path: Path) -> None:

@@ -25,7 +25,7 @@ from polyclinic.objectives.objective import Objective, check_rows_apart
 from polyclinic.privacy.events import PAID_BEFORE, dpsgd_event, gaussian_event
 from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import check_behaviour, check_module, load, single_thread
-from polyclinic.training.sites.one_by_one import train_one
+from polyclinic.training.sites.one_by_one import check_hooks, train_one
 from polyclinic.training.stacked.engines import choose
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
@@ -79,7 +79,8 @@ def check(build: Builder, arrays: Arrays, features: int, engine: str = "auto", p
     """
     if private:
         check_behaviour(build, arrays, features)
-    choose(load(build, arrays), features, engine)
+    if choose(load(build, arrays), features, engine) == "opacus" and private:
+        check_hooks(load(build, arrays), features)
 
 
 def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:

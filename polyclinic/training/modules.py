@@ -202,7 +202,7 @@ def check_module(module: nn.Module) -> None:
         or (isinstance(part, nn.modules.batchnorm._NormBase) and part.track_running_stats)
     ]  # fmt: skip
     hidden = [kind for part in module.modules() for kind in _HIDING if isinstance(part, kind)]
-    if problems and hidden and not tracking:
+    if hidden and not tracking:
         raise ConfigError(
             f"The model has nn.{hidden[0].__name__}, which hides each patient's gradient; use {_HIDING[hidden[0]]} in its place."
         )

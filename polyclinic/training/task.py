@@ -138,9 +138,9 @@ class SiteUpdate:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-def own_arrays(kept: Mapping[str, np.ndarray]) -> Arrays:
+def own_arrays(state: Mapping[str, np.ndarray]) -> Arrays:
     """The arrays of a site's own among what it kept, by their names in the model."""
-    return under(kept, OWN)
+    return under(state, OWN)
 
 
 class Task(Protocol):

@@ -57,9 +57,11 @@ def version_conflict(hospital: Mapping[str, Any], coordinator: Mapping[str, Any]
     )
 
 
-def version_title(said: Mapping[str, Any]) -> str:
+def version_title(versions: Mapping[str, Any]) -> str:
     """Both version and privacy format of what a party's ``versions`` say, which may be nothing."""
     name = (
-        f"Polyclinic {said['polyclinic']}" if said.get("polyclinic") else "a Polyclinic that does not say its version"
+        f"Polyclinic {versions['polyclinic']}"
+        if versions.get("polyclinic")
+        else "a Polyclinic that does not say its version"
     )
-    return f"{name} (privacy format {said.get('privacy_format') or 'not said'})"
+    return f"{name} (privacy format {versions.get('privacy_format') or 'not said'})"

@@ -124,12 +124,12 @@ def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, origin: Arr
     )  # fmt: skip
 
 
-def _statement(ledger: Ledger, **told: Any) -> dict[str, Any]:
+def _statement(ledger: Ledger, **details: Any) -> dict[str, Any]:
     """The guarantee to whole hospitals, and how it was come by."""
     terms = ledger.terms
     return {
         "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
-        "accountant": terms.accountant, "budget": terms.budget, **told, "ledger": statements([ledger])[0],
+        "accountant": terms.accountant, "budget": terms.budget, **details, "ledger": statements([ledger])[0],
     }  # fmt: skip
 
 

@@ -317,10 +317,10 @@ def _ask(
     return answers, exchange.dropped
 
 
-def _check_enough(found: dict[int, Any], dropped: Dropped, threshold: int, when: str) -> None:
-    if len(found) < threshold:
+def _check_enough(replies: dict[int, Any], dropped: Dropped, threshold: int, when: str) -> None:
+    if len(replies) < threshold:
         reasons = whose((site.name, reason) for site, reason in dropped)
-        replied = f"{len(found)} {'hospital' if len(found) == 1 else 'hospitals'} replied"
+        replied = f"{len(replies)} {'hospital' if len(replies) == 1 else 'hospitals'} replied"
         raise SumRefused(f"{when}: {replied}, the secure sum needs {threshold}. {reasons}")
 
 

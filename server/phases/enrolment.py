@@ -227,14 +227,14 @@ class Newcomers:
 
     ``answered``: the nodes that told who they are, or what cannot be read
     ``pending``: messages that have no reply, by their nodes
-    ``found``: the hospitals among those that answered
+    ``sites``: the hospitals among those that answered
     ``absent``: why others are none
     ``erred``: nodes that gave an error, and the reason
     ``names``: under which nodes are registered
     """
 
     answered: frozenset[int]
-    found: list[Site]
+    sites: list[Site]
     absent: Dropped
     erred: dict[int, str]
     pending: dict[int, str]
@@ -371,7 +371,7 @@ def _sites(
     schema = cache(lambda text: Schema.from_dict(json.loads(text)))
     sites: list[Site] = []
     dropped: Dropped = []
-    for place, node, hospital in good if simulated else sorted(good, key=lambda one: one[2].site):
+    for place, node, hospital in good if simulated else sorted(good, key=lambda answer: answer[2].site):
         if hospital.simulated != simulated:
             kinds = ("simulated", "real") if hospital.simulated else ("real", "simulated")
             dropped.append((hospital.site, f"it says that it is {kinds[0]}, and the run's hospitals are {kinds[1]}"))

@@ -42,10 +42,10 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     if not _grows(run):
         return run
     request = enrol_request(run.name, run.home, run.privacy, local_half=run.program.has_local_half)
-    new = sorted(set(run.grid.get_node_ids()) - run.known - set(run.pending))
+    new = sorted(set(run.grid.get_node_ids()) - run.answered - set(run.pending))
     late = newcomers(run.grid, ask_to_enrol(run.grid, request, new), run.config.timeout)
     back = newcomers(run.grid, run.pending, 0.0)
-    newcomers_of_round = late.found + back.found
+    newcomers_of_round = late.sites + back.sites
     # An impostor's claim, which its key tells, must not keep out the hospital whose name it uses.
     genuine = [site for site in newcomers_of_round if not state.impostor(site)]
     present = {site.name for site in run.sites}
@@ -71,8 +71,8 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     clashing = [site for site in newcomers_of_round if site.name in shared]
     again = {site.node for site in (*fit, *clashing)} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
-    nodes = run.known | ((late.answered | back.answered) - again)
-    return replace(run, sites=sites, known=nodes, pending=late.pending | back.pending)
+    nodes = run.answered | ((late.answered | back.answered) - again)
+    return replace(run, sites=sites, answered=nodes, pending=late.pending | back.pending)
 
 
 def without_silent(run: Run, state: RunState, number: int) -> Run:
@@ -98,7 +98,7 @@ def without_silent(run: Run, state: RunState, number: int) -> Run:
     asked = ask_to_enrol(
         run.grid, enrol_request(run.name, run.home, run.privacy, local_half=run.program.has_local_half), silent
     )
-    return replace(run, sites=rest, known=run.known - set(silent), pending={**run.pending, **asked})
+    return replace(run, sites=rest, answered=run.answered - set(silent), pending={**run.pending, **asked})
 
 
 def _grows(run: Run) -> bool:

@@ -151,28 +151,28 @@ def _saved_values(holder: Strategy) -> Mapping[str, Any]:
     return {name: value for name, value in vars(holder).items() if name not in anew and not isinstance(value, Strategy)}
 
 
-def _packed(value: Any, found: list[np.ndarray]) -> list[Any]:
-    """[kind, content] in JSON's types; an array is its number in ``found``."""
+def _packed(value: Any, arrays: list[np.ndarray]) -> list[Any]:
+    """[kind, content] in JSON's types; an array is its number in ``arrays``."""
     if value is None or type(value) in (bool, int, float, str):
         return ["plain", value]
     if type(value) is bytes:
-        return ["bytes", _packed(np.frombuffer(value, dtype=np.uint8), found)]
+        return ["bytes", _packed(np.frombuffer(value, dtype=np.uint8), arrays)]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
-        found.append(np.asarray(value))
+        arrays.append(np.asarray(value))
         # The shape too, for files make an array of one number of a single number.
-        return ["array" if isinstance(value, np.ndarray) else "scalar", [len(found) - 1, list(value.shape)]]
+        return ["array" if isinstance(value, np.ndarray) else "scalar", [len(arrays) - 1, list(value.shape)]]
     if isinstance(value, np.random.Generator):
-        return ["generator", [type(value.bit_generator).__name__, _packed(value.bit_generator.state, found)]]
+        return ["generator", [type(value.bit_generator).__name__, _packed(value.bit_generator.state, arrays)]]
     if isinstance(value, ArrayRecord):
-        return ["record", [[name, _packed(array.numpy(), found)] for name, array in value.items()]]
+        return ["record", [[name, _packed(array.numpy(), arrays)] for name, array in value.items()]]
     if isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict"):
-        return ["dict", [[_packed(key, found), _packed(part, found)] for key, part in value.items()]]
+        return ["dict", [[_packed(key, arrays), _packed(part, arrays)] for key, part in value.items()]]
     if type(value) in _SEQUENCES.values():
-        return [type(value).__name__, [_packed(part, found) for part in _ordered(value)]]
+        return [type(value).__name__, [_packed(part, arrays) for part in _ordered(value)]]
     if _is_tensor(value):
-        return ["tensor", _packed(value.detach().cpu().numpy(), found)]
+        return ["tensor", _packed(value.detach().cpu().numpy(), arrays)]
     if not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return ["state-dict", _packed(value.state_dict(), found)]
+        return ["state-dict", _packed(value.state_dict(), arrays)]
     raise _Unknown
 
 

@@ -117,8 +117,8 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
     """The files that the page tells its reader to write."""
     if page.endswith("researcher.md"):
         (folder / "study.toml").write_text(blocks(page, "toml")[0][1])
-    if page == "docs/models.md":
-        (folder / "mymodels.py").write_text(blocks(page, "python")[0][1])
+    if page in ("docs/models.md", "docs/objectives.md"):
+        (folder / f"my{Path(page).stem}.py").write_text(blocks(page, "python")[0][1])
     if page in ("README.md", "docs/index.md", "docs/start.md"):
         (folder / "waiting.py").write_text(blocks(page, "python")[0][1])
         tables = [sys.executable, "-c", blocks("docs/datasets/own.md", "python")[0][1]]

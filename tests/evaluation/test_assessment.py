@@ -137,7 +137,7 @@ def test_a_resample_keeps_every_class_and_every_patient_whole() -> None:
 def test_of_very_many_rare_classes_drawing_ends_and_there_is_no_interval() -> None:
     rows = 60
     scores = np.full((rows, rows), 1 / rows)
-    found = judge(Predictions(np.arange(rows), scores, np.arange(rows)), 50, np.random.default_rng(0)).told
+    found = judge(Predictions(np.arange(rows), scores, np.arange(rows)), 50, np.random.default_rng(0)).metrics
     assert found["auroc"] == {"value": 0.5, "low": None, "high": None}
 
 
@@ -155,7 +155,7 @@ def test_intervals_cover_the_truth_as_often_as_they_say(metric: str) -> None:
     covered = 0
     for _ in range(trials):
         labels, scores = draw(100)
-        found = judge(Predictions(labels, scores, np.arange(100)), 200, rng).told[metric]
+        found = judge(Predictions(labels, scores, np.arange(100)), 200, rng).metrics[metric]
         assert found["low"] is not None and found["high"] is not None
         covered += found["low"] <= truth <= found["high"]
     # A variable of Binomial(150, 0.95) is below 133 once in 1,000; small samples cover a little less.
@@ -168,7 +168,7 @@ def test_patients_with_many_rows_make_wider_intervals_than_their_rows_would() ->
     alone = Predictions(many.labels, many.scores, np.arange(540))
 
     def width(rows: Predictions) -> float:
-        found = judge(rows, 400, np.random.default_rng(0)).told["auroc"]
+        found = judge(rows, 400, np.random.default_rng(0)).metrics["auroc"]
         return float(found["high"] or 0) - float(found["low"] or 0)
 
     assert width(many) == pytest.approx(width(one), rel=0.2)
@@ -208,7 +208,7 @@ def test_few_patients_of_a_class_have_a_value_and_no_interval(few: int) -> None:
     one = predictions(40)
     labels = np.zeros(40, dtype=np.int64)
     labels[:few] = 1
-    found = judge(Predictions(labels, one.scores, one.patient), 200, np.random.default_rng(0)).told
+    found = judge(Predictions(labels, one.scores, one.patient), 200, np.random.default_rng(0)).metrics
     assert found["auroc"]["value"] is not None and found["auroc"]["low"] is None
     assert found["brier"]["low"] is not None
 

@@ -63,8 +63,8 @@ def test_of_what_the_control_leaves_the_excess_is_the_share_that_is_learned() ->
 
 def test_scores_that_tell_all_or_nothing_are_judged_so() -> None:
     told = membership.judge("all", np.arange(200) + 1000.0, np.arange(300.0), 1e-5, 0.4)
-    assert told.auc.value == told.advantage.value == told.found[0.01].value == 1
-    assert told.found[0.001].value is None, "300 patients cannot show one false alarm in a thousand"
+    assert told.auc.value == told.advantage.value == told.true_alarms[0.01].value == 1
+    assert told.true_alarms[0.001].value is None, "300 patients cannot show one false alarm in a thousand"
     assert told.bound is not None and told.bound.correct == told.bound.guesses and told.bound.epsilon_lower > 3.5
     same = DRAW.normal(size=800)
     nothing = membership.judge("nothing", same[:400], same[400:], 1e-5, 0.5)

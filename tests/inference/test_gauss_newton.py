@@ -28,7 +28,7 @@ def test_without_noise_it_is_the_exact_posterior() -> None:
     )  # few records are shortened
     assert found.posterior.deviations == pytest.approx(LIKELIHOOD.deviations, rel=0.01)
     assert found.posterior.correlations == pytest.approx(LIKELIHOOD.correlations, abs=0.01)
-    assert found.kept > 0.99 and found.inflation == pytest.approx(np.ones(5))
+    assert found.mean_weight > 0.99 and found.inflation == pytest.approx(np.ones(5))
 
 
 def test_hospitals_together_are_one_table() -> None:

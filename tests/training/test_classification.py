@@ -1,6 +1,7 @@
 """Local training: agreement with Opacus, the patient as the unit, empty batches, and what is refused."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -9,12 +10,14 @@ from opacus import GradSampleModule
 from opacus.optimizers import DPOptimizer
 from torch import nn
 from torch.nn import functional
+from torch.nn.utils import parametrizations
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import initialise, logistic, mlp
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification, modules
+from polyclinic.training.stacked.engines import choose
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 
 
@@ -348,12 +351,26 @@ def test_models_that_keep_patients_apart_pass(build: Callable[[], nn.Module]) ->
     classification.check(build, {name: value.numpy() for name, value in initialise(build, 0).items()}, 4)
 
 
+def test_spectral_norm_is_refused_before_any_round_and_weight_norm_trains() -> None:
+    def build(norm: Callable[[nn.Module], nn.Module]) -> nn.Module:
+        return nn.Sequential(norm(nn.Linear(4, 8)), nn.Tanh(), nn.Linear(8, 3))
+
+    spectral, weighted = (
+        partial(build, norm) for norm in (parametrizations.spectral_norm, parametrizations.weight_norm)
+    )
+    with pytest.raises(ConfigError, match="No engine gives each patient's gradient|remembers records"):
+        classification.check(spectral, {name: value.numpy() for name, value in initialise(spectral, 0).items()}, 4)
+    arrays = {name: value.numpy() for name, value in initialise(weighted, 0).items()}
+    classification.check(weighted, arrays, 4)
+    assert choose(weighted(), 4) == "functional"
+
+
 def test_attention_is_refused_with_its_replacement() -> None:
     with pytest.raises(ConfigError, match="has nn.MultiheadAttention.*use polyclinic.models.sequences.Attention"):
         modules.check_module(nn.TransformerEncoderLayer(4, 2, 8))
 
 
-@pytest.mark.parametrize("unit", [nn.GRU, nn.LSTM])
+@pytest.mark.parametrize("unit", [nn.GRU, nn.LSTM, nn.RNN])
 def test_recurrent_units_are_refused_with_their_replacement(unit: type[nn.Module]) -> None:
     with pytest.raises(ConfigError, match=f"has nn.{unit.__name__}.*use opacus.layers.DP{unit.__name__} in its place"):
         modules.check_module(nn.Sequential(unit(4, 3), nn.Linear(3, 2)))

@@ -109,7 +109,7 @@ def _posteriors(parts: Parts, config: dict[str, Any], settings: FlowSettings, qu
     def sums(epsilon: float | None, seed: int) -> dict[str, Any]:
         noise = _noise(epsilon, lambda z: SelfComposedDpEvent(gaussian_event(z), method.rounds))
         found = fit(method, tables, noise, generator(seed, "newton", str(epsilon)))
-        return _row("Gauss-Newton", epsilon, found.posterior, likelihood, seed) | {"kept": found.kept}
+        return _row("Gauss-Newton", epsilon, found.posterior, likelihood, seed) | {"kept": found.mean_weight}
 
     def steps(epsilon: float | None, seed: int) -> dict[str, Any]:
         drawn = algorithm_2.private_flow(

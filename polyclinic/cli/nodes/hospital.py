@@ -211,17 +211,17 @@ def _read(folder: Path) -> HospitalNode:
     return HospitalNode.read(folder)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    coordinator, ledger, held_out = found["coordinator"], found["ledger"], found["held_out"]
+def _lines(state: dict[str, Any]) -> list[str]:
+    coordinator, ledger, held_out = state["coordinator"], state["ledger"], state["held_out"]
     standing = coordinator["problem"]
     if coordinator["reachable"]:
         standing = f"answers, certificate until {coordinator['expires']} ({coordinator['days']} days)"
     spent = "unbounded" if ledger["epsilon"] is None else significant(ledger["epsilon"])
     budget = "unlimited" if ledger["budget"] is None else f"{ledger['budget']:g}"
     lines = [
-        f"{found['site']}",
+        f"{state['site']}",
         f"Coordinator {coordinator['address']}: {standing}",
-        f"Authority: until {found['authority']['expires']} ({found['authority']['days']} days)",
+        f"Authority: until {state['authority']['expires']} ({state['authority']['days']} days)",
         f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; "
         f"{intact_or_altered(ledger['intact'])}",
     ]
@@ -230,7 +230,7 @@ def _lines(found: dict[str, Any]) -> list[str]:
             f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "
             f"{intact_or_altered(held_out['intact'])}"
         )
-    if pause := found["paused"]:
+    if pause := state["paused"]:
         lines.insert(1, " ".join(("Paused since", pause["since"], "by", pause["by"], pause["why"])).rstrip())
     charges = ledger["last"]
     return [

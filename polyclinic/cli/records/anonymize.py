@@ -92,7 +92,7 @@ def anonymize(
     result = {
         "out": str(out), "schema": str(_beside(out)) if exposed.schema is not None else None, "rows": len(exposed.table),
         "released": len(released), "method": method, "k_before": before.k, "k": release.k, "levels": levels,
-        "suppressed": int((~release.kept).sum()), "loss": release.loss, "is_least": release.is_least, "auroc": auroc,
+        "suppressed": int((~release.staying).sum()), "loss": release.loss, "is_least": release.is_least, "auroc": auroc,
         "dropped": left_out, "notes": notes,
     }  # fmt: skip
     schema_place = f"; their schema is {result['schema']}" if result["schema"] else ""
@@ -175,9 +175,9 @@ def _draw(path: Path, suffix: str, figure: str, *data: Any) -> None:
     path.write_bytes(to_bytes(getattr(records, figure)(*data), suffix))
 
 
-def _losses(found: dict[str, Any]) -> tuple[tuple[str, str], list[tuple[str, str]]]:
+def _losses(result: dict[str, Any]) -> tuple[tuple[str, str], list[tuple[str, str]]]:
     """Headings and rows of a table of how far each column was generalised, and of what that loses."""
-    levels, loss, auroc = found["levels"] or {}, found["loss"], found["auroc"]
+    levels, loss, auroc = result["levels"] or {}, result["loss"], result["auroc"]
     rows = [(name, f"{level['level']} of {level['of']}") for name, level in levels.items()]
     rows += [(title, number(loss[key], digits)) for title, key, digits in _LOSSES if key in loss]
     rows.append(("discernibility", f"{loss['discernibility']:,}"))

@@ -84,14 +84,14 @@ def _print(result: dict[str, Any]) -> None:
     print_dropouts(screen, result)
 
 
-def _prepared(found: dict[str, Any]) -> str:
-    if found["dropped"]:
+def _prepared(column: dict[str, Any]) -> str:
+    if column["dropped"]:
         return "left out: too much is missing"
-    if "bounds" in found:
-        low, high = (significant(bound) for bound in found["bounds"])
-        return f"{low} to {high}, centre {significant(found['centre'])}, spread {significant(found['spread'])}"
-    if "categories" in found:
-        return f"{len(found['categories'])} categories" + (
-            f", the rest is {found['other']!r}" if found["other"] else ""
+    if "bounds" in column:
+        low, high = (significant(bound) for bound in column["bounds"])
+        return f"{low} to {high}, centre {significant(column['centre'])}, spread {significant(column['spread'])}"
+    if "categories" in column:
+        return f"{len(column['categories'])} categories" + (
+            f", the rest is {column['other']!r}" if column["other"] else ""
         )
-    return f"fill {found['fill']}"
+    return f"fill {column['fill']}"

@@ -124,17 +124,17 @@ def score(
     )
 
 
-def _score_table(found: dict[str, Any]) -> Table:
-    def cells(name: str, one: dict[str, Any]) -> Iterator[str]:
-        scores = one["scores"]
+def _score_table(analysis: dict[str, Any]) -> Table:
+    def cells(name: str, results: dict[str, Any]) -> Iterator[str]:
+        scores = results["scores"]
         yield name
         for kind in ("real", "synthetic"):
             yield f"{number(scores[kind]['mean'], 2)} ({number(scores[kind]['sd'], 2)})"
         yield from (interval(scores["difference"], 2), number(scores["p"]), interval(scores["auc"], 2))
-        yield interval(one["guesses"]["accuracy"], 2)
+        yield interval(results["guesses"]["accuracy"], 2)
 
     headings = ("reviewer", "real, mean (sd)", "synthetic", "difference", "p", "real above synthetic", "guesses right")
-    rows = [*((reviewer["reviewer"], reviewer) for reviewer in found["reviewers"]), ("pooled", found["pooled"])]
+    rows = [*((reviewer["reviewer"], reviewer) for reviewer in analysis["reviewers"]), ("pooled", analysis["pooled"])]
     return table(headings, ([*cells(*row)] for row in rows))
 
 

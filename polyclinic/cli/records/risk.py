@@ -130,28 +130,28 @@ def names(given: Names) -> list[str]:
     return list(dict.fromkeys(name.strip() for text in given or [] for name in text.split(",") if name.strip()))
 
 
-def _shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
+def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield (
-        f"{found['patients']:,} patients in {found['rows']:,} rows, told apart by {', '.join(found['quasi'])}: "
-        f"k = {found['k']}, {found['classes']:,} classes, {found['unique']:,} patients ({found['unique_share']:.1%}) alone"
+        f"{result['patients']:,} patients in {result['rows']:,} rows, told apart by {', '.join(result['quasi'])}: "
+        f"k = {result['k']}, {result['classes']:,} classes, {result['unique']:,} patients ({result['unique_share']:.1%}) alone"
     )
-    yield f"Chance to find a patient by them: {found['highest_risk']:.1%} at most, {found['average_risk']:.1%} on average"
+    yield f"Chance to find a patient by them: {result['highest_risk']:.1%} at most, {result['average_risk']:.1%} on average"
     # The sets by which most patients stand alone, the fewest columns first where they tell the same.
-    sets = found["sets"]
-    worst = sorted(sets, key=lambda one: (-one["unique"], len(one["columns"])))[:_SHOWN_SETS]
+    sets = result["sets"]
+    worst = sorted(sets, key=lambda subset: (-subset["unique"], len(subset["columns"])))[:_SHOWN_SETS]
     more = f" (of {len(sets)} sets, the {len(worst)} worst)" if len(sets) > len(worst) else ""
     yield table(
         (f"known columns{more}", "k", "classes", "patients alone", "share"),
         ((", ".join(row["columns"]), str(row["k"]), f"{row['classes']:,}", f"{row['unique']:,}", f"{row['share']:.1%}")
          for row in worst),
     )  # fmt: skip
-    if sensitive := found["sensitive"]:
+    if sensitive := result["sensitive"]:
         yield table(
             ("worst class, by sensitive column", *sensitive),
             ((title, *("infinite" if spread[key] is None else _figure(spread[key]) for spread in sensitive.values()))
              for key, title in _MEASURES.items()),
         )  # fmt: skip
-    yield from styled("dim", *found["notes"])
+    yield from styled("dim", *result["notes"])
 
 
 def _figure(value: float | int | None) -> str:

@@ -53,50 +53,50 @@ def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
 
 
-def shown(found: dict[str, Any]) -> Iterator[str | Text | Table]:
+def shown(attacks: dict[str, Any]) -> Iterator[str | Text | Table]:
     """Sentences and tables for people, of what ``attacks.json`` holds."""
-    epsilon = found["claimed"]["epsilon"]
+    epsilon = attacks["claimed"]["epsilon"]
     claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
-    yield f"{found['members']:,} patients took part, {found['non_members']:,} did not. The run {claim}."
+    yield f"{attacks['members']:,} patients took part, {attacks['non_members']:,} did not. The run {claim}."
     yield table(
         ("who took part?", "AUC", "advantage", "TPR at 1 % FPR", "ε at least"),
         (
             (attack["attack"], *(interval(attack[key]) for key in ("auc", "advantage", "tpr_at_1_percent_fpr")),
              "undefined" if attack["bound"] is None else significant(attack["bound"]["epsilon_lower"]))
-            for attack in found["membership"]
+            for attack in attacks["membership"]
         ),
     )  # fmt: skip
-    if found["attributes"]:
+    if attacks["attributes"]:
         yield table(
             ("secret column, guessed rightly", "who took part", "others", "without the model", "difference"),
             ((guess["column"], *_values(guess, "members", "non_members", "without_model"), interval(guess["excess"]))
-             for guess in found["attributes"]),
+             for guess in attacks["attributes"]),
         )  # fmt: skip
-    if gradients := found["gradients"]:
+    if gradients := attacks["gradients"]:
         yield table(
             ("records out of one step's gradient", "patients in it", "labels", "error, median", "recovered"),
             (("with privacy" if trial["private"] else "without", str(trial["batch"]),
               "known" if trial["labels"] is None else f"{trial['labels']:.0%}", number(trial["median"]),
               f"{trial['recovered']:.0%}") for trial in gradients["trials"]),
         )  # fmt: skip
-    if closest := found["closest"]:
+    if closest := attacks["closest"]:
         yield (
             f"Synthetic rows nearer to a patient who took part than to one who did not: "
             f"{interval(closest['nearer_to_members'])}; 0.5 where neither is."
         )
-    if found["identification"]:
+    if attacks["identification"]:
         yield table(
             ("by the synthetic table", "who took part", "others", "naive", "risk"),
             ((_name(risk), *_values(risk, "attack", "control", "naive"), interval(risk["risk"]))
-             for risk in found["identification"]),
+             for risk in attacks["identification"]),
         )  # fmt: skip
-    if audit := found["audit"]:
+    if audit := attacks["audit"]:
         yield (
             f"The audit's canaries: ε is at least {significant(audit['epsilon_lower'])} at δ = {audit['delta']:g} with 95 % "
             f"confidence; claimed {significant(audit['epsilon_claimed'])}."
         )
     yield from styled(
-        "dim", *(f"Left out: {attack['attack']}: {attack['why'].rstrip('.')}." for attack in found["left_out"])
+        "dim", *(f"Left out: {attack['attack']}: {attack['why'].rstrip('.')}." for attack in attacks["left_out"])
     )
     yield from styled("dim", "An attack that finds nothing proves nothing: the bound on all attacks is ε.")
 
@@ -105,6 +105,6 @@ def _values(row: dict[str, Any], *keys: str) -> list[str]:
     return [number(row[key]["value"]) for key in keys]
 
 
-def _name(one: dict[str, Any]) -> str:
-    column, weak = f": {one['column']}" if one["column"] else "", " (weak)" if one["weak"] else ""
-    return f"{one['name']}{column}{weak}"
+def _name(risk: dict[str, Any]) -> str:
+    column, weak = f": {risk['column']}" if risk["column"] else "", " (weak)" if risk["weak"] else ""
+    return f"{risk['name']}{column}{weak}"

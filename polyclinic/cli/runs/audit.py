@@ -112,43 +112,43 @@ def _check(canaries: int, guesses: tuple[int, ...], confidence: float, seed: int
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
 
 
-def _value(found: Audit, subject: Subject, confidence: float) -> dict[str, Any]:
-    guessing = found.guessing
+def _value(outcome: Audit, subject: Subject, confidence: float) -> dict[str, Any]:
+    guessing = outcome.guessing
     return {
         "epsilon_lower": guessing.epsilon_lower if guessing else 0.0, "confidence": confidence,
-        "epsilon_claimed": subject.epsilon, "violated": found.violated, "delta": subject.delta,
-        "relation": "add-remove", "box": "white" if found.white_box else "black", "fault": subject.fault.name or None,
+        "epsilon_claimed": subject.epsilon, "violated": outcome.violated, "delta": subject.delta,
+        "relation": "add-remove", "box": "white" if outcome.white_box else "black", "fault": subject.fault.name or None,
         "canaries": guessing.canaries if guessing else 0, "guesses": guessing.guesses if guessing else 0,
-        "correct": guessing.correct if guessing else 0, "refused": found.refused, "caught_by": found.caught_by,
+        "correct": guessing.correct if guessing else 0, "refused": outcome.refused, "caught_by": outcome.caught_by,
         "findings": [
             {"name": f.name, "what": f.what, "measured": f.measured if f.measured < float("inf") else None,
              "least": f.least, "most": f.most, "passed": f.passed}
-            for f in found.findings
+            for f in outcome.findings
         ],
     }  # fmt: skip
 
 
-def _shown(found: Audit, subject: Subject) -> Iterator[str | Text | Table]:
-    if found.guessing:
-        lower, sure = significant(found.guessing.epsilon_lower), f"{100 * found.guessing.confidence:g} %"
+def _shown(outcome: Audit, subject: Subject) -> Iterator[str | Text | Table]:
+    if outcome.guessing:
+        lower, sure = significant(outcome.guessing.epsilon_lower), f"{100 * outcome.guessing.confidence:g} %"
         yield (
             f"ε is at least {lower} with {sure} confidence; claimed {significant(subject.epsilon)} at δ = "
-            f"{subject.delta:g} ({found.guessing.correct} of {found.guessing.guesses} guesses right about "
-            f"{found.guessing.canaries} canaries, {'white' if found.white_box else 'black'} box)."
+            f"{subject.delta:g} ({outcome.guessing.correct} of {outcome.guessing.guesses} guesses right about "
+            f"{outcome.guessing.canaries} canaries, {'white' if outcome.white_box else 'black'} box)."
         )
-        if len(found.findings) == 1:
+        if len(outcome.findings) == 1:
             yield "The task takes no steps that the audit knows: only its final model was attacked, and nothing measured."
-    if found.refused:
-        yield f"The task refuses the model: {found.refused}"
-    if found.findings:
+    if outcome.refused:
+        yield f"The task refuses the model: {outcome.refused}"
+    if outcome.findings:
         yield table(
             ("check", "what", "measured", "allowed", ""),
             ((f.name, f.what, significant(f.measured), f"{significant(f.least)} to {significant(f.most)}",
-              Text("passed", "green") if f.passed else Text("violated", "bold red")) for f in found.findings),
+              Text("passed", "green") if f.passed else Text("violated", "bold red")) for f in outcome.findings),
             words=("what", "allowed", ""),
         )  # fmt: skip
     if subject.fault.name:
-        caught = ", ".join(found.caught_by)
+        caught = ", ".join(outcome.caught_by)
         yield f"The fault {subject.fault.name} was " + (f"caught by: {caught}." if caught else "not caught.")
-    elif found.violated:
-        yield Text(f"Violated: {', '.join(found.caught_by)}.", "bold red")
+    elif outcome.violated:
+        yield Text(f"Violated: {', '.join(outcome.caught_by)}.", "bold red")

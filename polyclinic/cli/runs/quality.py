@@ -49,21 +49,21 @@ def quality(
     answer(as_json, result, *shown(result), f"All figures: {place}. They are exact, not private.")
 
 
-def shown(found: dict[str, Any]) -> Iterator[str | Table]:
+def shown(comparison: dict[str, Any]) -> Iterator[str | Table]:
     """A sentence and a table for people, as the report has it."""
-    if found["undefined"]:
-        yield f"Undefined: {found['undefined']}."
+    if comparison["undefined"]:
+        yield f"Undefined: {comparison['undefined']}."
         return
     from polyclinic.evaluation.report.quality import quality_rows
 
-    number = found["rows"]
+    number = comparison["rows"]
     yield (
         f"{number['synthetic']:,} synthetic patients beside {number['held_out']:,} held-out ones; for comparison "
         f"{number['training']:,} real training patients beside the same."
     )
-    rows = [(row["name"], row["synthetic"][0], row["training"][0], row["best"]) for row in quality_rows(found)]
+    rows = [(row["name"], row["synthetic"][0], row["training"][0], row["best"]) for row in quality_rows(comparison)]
     rows += [(f"rule broken: {rule['rule']}", _share(rule["synthetic"]), _share(rule["training"]), "0")
-             for rule in found["rules"]]  # fmt: skip
+             for rule in comparison["rules"]]  # fmt: skip
     yield table(("measure", "synthetic", "real", "best"), rows)
 
 

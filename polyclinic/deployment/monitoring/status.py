@@ -19,27 +19,27 @@ _SECONDS = 3.0
 _TOLD = ("run", "round", "purpose", "time")
 
 
-def hospital_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
+def hospital_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
     """Site, coordinator, certificate and ledger; ``messages``: how many of the last charges are told.
 
     Raises ConfigError when the authority's certificate cannot be read, DataError for a file that is no ledger.
     """
-    ends = expiry(found.ca)
+    ends = expiry(node.ca)
     return {
-        "site": found.hospital.site,
-        "coordinator": _coordinator(found),
+        "site": node.hospital.site,
+        "coordinator": _coordinator(node),
         "authority": {"expires": _utc(ends), "days": _days(ends)},
-        "ledger": ledger_status(found, messages),
-        "held_out": held_out_status(found),
-        "paused": paused(found.home),
+        "ledger": ledger_status(node, messages),
+        "held_out": held_out_status(node),
+        "paused": paused(node.home),
     }
 
 
-def _coordinator(found: HospitalNode) -> dict[str, Any]:
+def _coordinator(node: HospitalNode) -> dict[str, Any]:
     """Whether it answers with a certificate of the authority; a TLS greeting, no message."""
-    host, port = endpoint(found.node.coordinator)
+    host, port = endpoint(node.node.coordinator)
     try:
-        context = ssl.create_default_context(cafile=str(found.ca))
+        context = ssl.create_default_context(cafile=str(node.ca))
         with (
             socket.create_connection((host, port), timeout=_SECONDS) as plain,
             context.wrap_socket(plain, server_hostname=host) as secure,
@@ -47,28 +47,28 @@ def _coordinator(found: HospitalNode) -> dict[str, Any]:
             until = str((secure.getpeercert() or {})["notAfter"])
         ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
         return {
-            "address": found.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends), "days": _days(ends),
+            "address": node.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends), "days": _days(ends),
         }  # fmt: skip
     except ssl.SSLCertVerificationError as error:
         problem = certificate_problem(error)
     except (OSError, KeyError) as error:
         problem = getattr(error, "strerror", None) or type(error).__name__
-    return {"address": found.node.coordinator, "reachable": False, "problem": problem, "expires": None, "days": None}
+    return {"address": node.node.coordinator, "reachable": False, "problem": problem, "expires": None, "days": None}
 
 
-def ledger_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
+def ledger_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
     """What is spent of which budget, whether the ledger is intact, and the last charges. Raises as ``hospital_status``."""
-    policy = found.policy
+    policy = node.policy
     nothing: dict[str, Any] = {
         "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "left": policy.budget, "intact": True,
         "charges": 0, "last": [],
     }  # fmt: skip
-    if not found.ledger.is_file():
+    if not node.ledger.is_file():
         return nothing
-    ledgers = Ledger.read_all(found.ledger)
-    if found.hospital.site not in ledgers:
-        raise ConfigError(f"The ledger {found.ledger} is not of {found.hospital.site}, but of {next(iter(ledgers))}.")
-    statement = statements([ledgers[found.hospital.site]])[0]
+    ledgers = Ledger.read_all(node.ledger)
+    if node.hospital.site not in ledgers:
+        raise ConfigError(f"The ledger {node.ledger} is not of {node.hospital.site}, but of {next(iter(ledgers))}.")
+    statement = statements([ledgers[node.hospital.site]])[0]
     spent = statement["epsilon"]
     left = None if policy.budget is None or spent is None else max(0.0, policy.budget - spent)
     return {
@@ -78,9 +78,9 @@ def ledger_status(found: HospitalNode, messages: int = 5) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def held_out_status(found: HospitalNode) -> dict[str, Any] | None:
+def held_out_status(node: HospitalNode) -> dict[str, Any] | None:
     """What the held-out patients' own ledger says; None where there is none yet."""
-    path = found.ledger.with_name("held-out.sqlite")
+    path = node.ledger.with_name("held-out.sqlite")
     if not path.is_file():
         return None
     statement = statements([Ledger.read(path)])[0]

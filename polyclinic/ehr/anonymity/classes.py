@@ -324,76 +324,76 @@ def spread(records: pd.DataFrame, quasi: Sequence[str], sensitive: str, unit: st
     return spread_of(equivalence_classes(records, quasi, unit), value, ordered, patient_numbers(records, unit))
 
 
-def alpha(found: Spread) -> float:
+def alpha(spread: Spread) -> float:
     """The largest share of a class's patients who have one value: (alpha, k)-anonymity for every value.
 
     Wong, Li, Fu and Wang 2006.
     """
-    return float((found.holders / found.patients[found.of_class]).max(initial=0.0))
+    return float((spread.holders / spread.patients[spread.of_class]).max(initial=0.0))
 
 
-def l_by_class(found: Spread) -> Ints:
+def l_by_class(spread: Spread) -> Ints:
     """(classes,) int64 distinct values of each class; 1 where all of its patients have one value in common."""
-    common = found.holders == found.patients[found.of_class]
-    values = found.values_in_class.copy()
-    values[found.of_class[common]] = 1
+    common = spread.holders == spread.patients[spread.of_class]
+    values = spread.values_in_class.copy()
+    values[spread.of_class[common]] = 1
     return values
 
 
-def l_diversity(found: Spread) -> int:
+def l_diversity(spread: Spread) -> int:
     """Distinct values of the class that has fewest. Machanavajjhala, Kifer, Gehrke, Venkitasubramaniam 2007."""
-    return int(l_by_class(found).min()) if len(found.patients) else 0
+    return int(l_by_class(spread).min()) if len(spread.patients) else 0
 
 
-def entropy_l_diversity(found: Spread) -> float:
+def entropy_l_diversity(spread: Spread) -> float:
     """exp of the smallest entropy of a class, a real number. Machanavajjhala et al. 2007."""
-    entropy = np.bincount(found.of_class, weights=-found.share * np.log(found.share), minlength=len(found.patients))
+    entropy = np.bincount(spread.of_class, weights=-spread.share * np.log(spread.share), minlength=len(spread.patients))
     return float(np.exp(entropy.min(initial=math.inf)))
 
 
-def recursive_c(found: Spread, l: int) -> float:  # noqa: E741
+def recursive_c(spread: Spread, l: int) -> float:  # noqa: E741
     """The c that recursive (c, l)-diversity must exceed: the largest r_1 / (r_l + ... + r_m) of a class.
 
     r_1 is the commonest value's share, then in falling order; infinite where a class has fewer than l values.
     Machanavajjhala et al. 2007.
     """
-    order = np.lexsort((-found.share, found.of_class))
-    of_class, share = found.of_class[order], found.share[order]
-    start = np.cumsum(found.values_in_class) - found.values_in_class
+    order = np.lexsort((-spread.share, spread.of_class))
+    of_class, share = spread.of_class[order], spread.share[order]
+    start = np.cumsum(spread.values_in_class) - spread.values_in_class
     rank = np.arange(len(share)) - start[of_class]
-    tail = np.bincount(of_class, weights=np.where(rank >= l - 1, share, 0.0), minlength=len(found.patients))
+    tail = np.bincount(of_class, weights=np.where(rank >= l - 1, share, 0.0), minlength=len(spread.patients))
     with np.errstate(divide="ignore"):
         return float((share[start] / tail).max(initial=0.0))
 
 
-def basic_beta(found: Spread) -> float:
+def basic_beta(spread: Spread) -> float:
     """The largest relative gain (q - p) / p of a value in a class. Cao and Karras 2012."""
-    return float(found.gain.max(initial=0.0))
+    return float(spread.gain.max(initial=0.0))
 
 
-def enhanced_beta(found: Spread) -> float:
+def enhanced_beta(spread: Spread) -> float:
     """The least beta for which every gain is at most min(beta, -ln p); infinite where a gain exceeds -ln p.
 
     Cao and Karras 2012.
     """
-    gain = found.gain
-    excess = gain > -np.log(found.overall[found.value]) + 1e-12
+    gain = spread.gain
+    excess = gain > -np.log(spread.overall[spread.value]) + 1e-12
     return math.inf if (excess & (gain > 0)).any() else float(gain.max(initial=0.0))
 
 
-def t_by_class(found: Spread, overall: Floats | None = None) -> Floats:
+def t_by_class(spread: Spread, overall: Floats | None = None) -> Floats:
     """(classes,) float64 earth mover's distance of each class to ``overall`` (default: the whole table).
 
     overall: (values,) shares; a value of share 0 is none of the table's, and no class that counts may hold it.
     Ordered values: neighbours are 1 / (m - 1) apart; others: any two are 1 apart. Li, Li and Venkatasubramanian 2007.
     """
-    p = found.overall if overall is None else overall
+    p = spread.overall if overall is None else overall
     there = p > 0
-    entries = there[found.value]
-    of_class, share = found.of_class[entries], found.share[entries]
-    value, p = (np.cumsum(there) - 1)[found.value[entries]], p[there]
-    classes, m = len(found.patients), len(p)
-    if not found.ordered:
+    entries = there[spread.value]
+    of_class, share = spread.of_class[entries], spread.share[entries]
+    value, p = (np.cumsum(there) - 1)[spread.value[entries]], p[there]
+    classes, m = len(spread.patients), len(p)
+    if not spread.ordered:
         over = np.maximum(share - p[value], 0.0)
         return np.bincount(of_class, weights=over, minlength=classes).astype(np.float64)
     out = np.zeros(classes)
@@ -406,30 +406,30 @@ def t_by_class(found: Spread, overall: Floats | None = None) -> Floats:
     return out
 
 
-def t_closeness(found: Spread) -> float:
+def t_closeness(spread: Spread) -> float:
     """The largest distance of a class's values to the whole table's, in [0, 1]. Li et al. 2007."""
-    return float(t_by_class(found).max(initial=0.0))
+    return float(t_by_class(spread).max(initial=0.0))
 
 
-def delta_disclosure(found: Spread) -> float:
+def delta_disclosure(spread: Spread) -> float:
     """The largest abs(ln(q / p)) of a value in a class; infinite where a class lacks a value.
 
     Brickell and Shmatikov 2008.
     """
-    if (found.values_in_class < len(found.overall)).any():
+    if (spread.values_in_class < len(spread.overall)).any():
         return math.inf
-    return float(np.abs(np.log(found.share / found.overall[found.value])).max(initial=0.0))
+    return float(np.abs(np.log(spread.share / spread.overall[spread.value])).max(initial=0.0))
 
 
-def measures(found: Spread) -> dict[str, float | int | None]:
+def measures(spread: Spread) -> dict[str, float | int | None]:
     """All of a sensitive column's measures by name; ``None`` where a measure is infinite.
 
     Keys: alpha, l, entropy_l, recursive_c (at this l), basic_beta, enhanced_beta, t, delta.
     """
-    l = l_diversity(found)  # noqa: E741
+    l = l_diversity(spread)  # noqa: E741
     values: dict[str, float] = {
-        "alpha": alpha(found), "entropy_l": entropy_l_diversity(found), "recursive_c": recursive_c(found, l),
-        "basic_beta": basic_beta(found), "enhanced_beta": enhanced_beta(found), "t": t_closeness(found),
-        "delta": delta_disclosure(found),
+        "alpha": alpha(spread), "entropy_l": entropy_l_diversity(spread), "recursive_c": recursive_c(spread, l),
+        "basic_beta": basic_beta(spread), "enhanced_beta": enhanced_beta(spread), "t": t_closeness(spread),
+        "delta": delta_disclosure(spread),
     }  # fmt: skip
     return {"l": l} | {name: value if math.isfinite(value) else None for name, value in values.items()}

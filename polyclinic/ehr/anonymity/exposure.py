@@ -130,27 +130,27 @@ def _ordered(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     return table.astype(kinds)
 
 
-def check_dropped(records: Records, dropped: Sequence[str], kept: Sequence[str], label: str | None) -> None:
+def check_dropped(records: Records, dropped: Sequence[str], keep: Sequence[str], label: str | None) -> None:
     """Raise unless the columns that a release leaves out can go, and no other column names every row.
 
     Args:
         records: The table and the roles of its columns.
         dropped: The columns that the release leaves out.
-        kept: Columns that stay although they have another value for every patient.
+        keep: Columns that stay although they have another value for every patient.
         label: The column to predict, or None.
 
     Raises:
         ConfigError: For a quasi-identifier, sensitive column or label among ``dropped``.
-        ConfigError: For a column with another value for every patient that is not among ``kept``.
+        ConfigError: For a column with another value for every patient that is not among ``keep``.
         DataError: For a column that is not there.
     """
     table = records.table
-    for option, columns in (("drop", dropped), ("keep", kept), ("label", [label] if label else [])):
+    for option, columns in (("drop", dropped), ("keep", keep), ("label", [label] if label else [])):
         require(table, columns, option)
     roles = (*records.quasi, *records.sensitive, *([label] if label else []))
     if wrong := [name for name in dropped if name in roles]:
         raise ConfigError(f"Column {wrong[0]!r} is to be left out, and is a quasi-identifier, sensitive or the label.")
-    if unique := identifying(table, [*roles, *dropped, *kept], records.unit):
+    if unique := identifying(table, [*roles, *dropped, *keep], records.unit):
         raise ConfigError(
             f"Column {unique[0]!r} has another value for every patient, as names have: leave it out with --drop, "
             "count it as --quasi, or let it stay with --keep."
@@ -171,8 +171,8 @@ def learned(records: Records, release: Release, label: str, dropped: Sequence[st
     """
     table = records.table.reset_index(drop=True)
     patients = [str(row) for row in table.index] if records.unit is None else texts(table[records.unit])
-    staying = [patient for patient, stays in zip(patients, release.kept.tolist(), strict=True) if stays]
-    return downstream_auroc(table[release.kept], release.records, label, staying, dropped)
+    staying = [patient for patient, stays in zip(patients, release.staying.tolist(), strict=True) if stays]
+    return downstream_auroc(table[release.staying], release.records, label, staying, dropped)
 
 
 def downstream_auroc(
@@ -266,8 +266,8 @@ def identifying(records: pd.DataFrame, besides: Sequence[str], unit: str | None 
     return names
 
 
-def _is_measured(known: pd.Series) -> bool:
-    return is_numeric_dtype(known) and not (known == known.round()).all()
+def _is_measured(cells: pd.Series) -> bool:
+    return is_numeric_dtype(cells) and not (cells == cells.round()).all()
 
 
 def read_table(path: str | Path) -> pd.DataFrame:

@@ -325,18 +325,18 @@ def cell_text(cell: Any) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell).strip()
 
 
-def without_unknown(found: Mapping[str, Hierarchy], quasi: Sequence[str], source: str) -> None:
+def without_unknown(hierarchies: Mapping[str, Hierarchy], quasi: Sequence[str], source: str) -> None:
     """Raise an error where a hierarchy is for a column that is no quasi-identifier.
 
     Args:
-        found: The hierarchies by column.
+        hierarchies: The hierarchies by column.
         quasi: The quasi-identifiers.
         source: The file or argument that the message names.
 
     Raises:
         ConfigError: For the first such column.
     """
-    for name in found:
+    for name in hierarchies:
         if name not in quasi:
             raise ConfigError(
                 f"{source}: {name!r} is none of the quasi-identifiers {', '.join(quasi)}.{nearest(name, quasi)}"

@@ -91,12 +91,12 @@ class Demand:
         for_t = self.target.t is None or (by_row and self.target.suppression == 0)
         return not self.sensitive or (for_l and for_t)
 
-    def too_many(self, kept: Bools) -> bool:
+    def too_many(self, staying: Bools) -> bool:
         """Whether more patients lose a row than the target allows, or no row is left."""
-        lost = self.rows - int(kept.sum()) if self.patient is None else len(np.unique(self.patient[~kept]))
-        return lost > math.floor(self.target.suppression * self.patients + 1e-9) or not kept.any()
+        lost = self.rows - int(staying.sum()) if self.patient is None else len(np.unique(self.patient[~staying]))
+        return lost > math.floor(self.target.suppression * self.patients + 1e-9) or not staying.any()
 
-    def kept(self, of_row: Ints) -> Bools:
+    def staying(self, of_row: Ints) -> Bools:
         """(rows,) bool: the rows that stay when every class that misses the target goes.
 
         t is measured against the table that stays, so classes go until none is too far from it.
@@ -165,7 +165,7 @@ class Outcome:
 
     Attributes:
         cells: By column the labels of each quasi-identifier that changes, as objects.
-        kept: (rows,) bool rows that stay.
+        staying: (rows,) bool rows that stay.
         loss: Mean over rows and quasi-identifiers, 1 for a suppressed row.
         levels: One of each quasi-identifier; None where classes have labels of their own.
         is_least: Whether no other combination of levels loses less.
@@ -174,7 +174,7 @@ class Outcome:
     """
 
     cells: dict[str, pd.Series]
-    kept: Bools
+    staying: Bools
     loss: float
     levels: tuple[int, ...] | None = None
     is_least: bool = False
@@ -236,7 +236,7 @@ class _Search:
 
     def _try(self, levels: tuple[int, ...]) -> bool:
         of_row = combined([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
-        staying = self.demand.kept(of_row)
+        staying = self.demand.staying(of_row)
         if self.demand.too_many(staying):
             self.open &= ~(self.nodes <= levels).all(axis=1)
             return False
@@ -252,9 +252,9 @@ def _rank(loss: float, levels: tuple[int, ...]) -> tuple[float, int]:
     return round(loss, 12), sum(levels)
 
 
-def _loss(ladders: Sequence[Ladder], levels: Sequence[int], kept: Bools) -> float:
+def _loss(ladders: Sequence[Ladder], levels: Sequence[int], staying: Bools) -> float:
     each = [
-        np.where(kept, ladder.losses[level][ladder.numbers[level]], 1.0).mean()
+        np.where(staying, ladder.losses[level][ladder.numbers[level]], 1.0).mean()
         for ladder, level in zip(ladders, levels, strict=True)
     ]
     return float(np.mean(each))

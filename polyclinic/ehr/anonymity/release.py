@@ -35,7 +35,7 @@ class Release:
 
     Attributes:
         records: The rows that stay, with generalised quasi-identifiers.
-        kept: (rows of the table,) bool, the rows that stay.
+        staying: (rows of the table,) bool, the rows that stay.
         hierarchies: Of each quasi-identifier, as applied.
         levels: Of each ``(level, last level)``; None where classes have labels of their own (mondrian).
         k: Patients in the smallest class.
@@ -45,7 +45,7 @@ class Release:
     """
 
     records: pd.DataFrame
-    kept: Bools
+    staying: Bools
     hierarchies: dict[str, Hierarchy]
     levels: dict[str, tuple[int, int]] | None
     k: int
@@ -94,23 +94,23 @@ def anonymise(
         outcome = best_levels(ladders, demand)
     else:
         outcome = partition(ladders, [isinstance(hierarchy, Intervals) for hierarchy in used.values()], demand)
-    released = table.assign(**outcome.cells)[outcome.kept]
+    released = table.assign(**outcome.cells)[outcome.staying]
     # By what the cells say: two classes may have got the same labels, and are one class for a reader.
     classes = classes_of(
-        [cell_numbers(released[name]) for name in quasi], None if patient is None else patient[outcome.kept]
+        [cell_numbers(released[name]) for name in quasi], None if patient is None else patient[outcome.staying]
     )
     loss: dict[str, Any] = {
-        "loss": outcome.loss, "discernibility": discernibility(classes.rows, int((~outcome.kept).sum())),
+        "loss": outcome.loss, "discernibility": discernibility(classes.rows, int((~outcome.staying).sum())),
         "average_class_size": average_class_size(classes.rows, target.k),
     }  # fmt: skip
     levels = None
     if outcome.levels is not None:
         loss |= {
-            "height": height(ladders, outcome.levels), "precision": precision(ladders, outcome.levels, outcome.kept),
+            "height": height(ladders, outcome.levels), "precision": precision(ladders, outcome.levels, outcome.staying),
             "looked_at": outcome.looked_at, "combinations": outcome.of,
         }  # fmt: skip
         levels = {ladder.name: (level, ladder.top) for ladder, level in zip(ladders, outcome.levels, strict=True)}
-    return Release(released, outcome.kept, used, levels, classes.k, classes.patients, loss, outcome.is_least)
+    return Release(released, outcome.staying, used, levels, classes.k, classes.patients, loss, outcome.is_least)
 
 
 def _hierarchy(values: pd.Series, declared: Mapping[str, Hierarchy], schema: Schema | None) -> Hierarchy:
@@ -179,13 +179,13 @@ def height(ladders: Sequence[Ladder], levels: Sequence[int]) -> float:
     return sum(levels) / sum(ladder.top for ladder in ladders)
 
 
-def precision(ladders: Sequence[Ladder], levels: Sequence[int], kept: Bools) -> float:
+def precision(ladders: Sequence[Ladder], levels: Sequence[int], staying: Bools) -> float:
     """Return 1 less the mean share of its ladder that a cell was lifted, a suppressed one to the top. Sweeney 2002, Prec.
 
     Args:
         ladders: Of each quasi-identifier.
         levels: The level of each ladder that the release uses.
-        kept: (rows,) bool, False for suppressed rows.
+        staying: (rows,) bool, False for suppressed rows.
     """
     lifted = np.mean([level / ladder.top for ladder, level in zip(ladders, levels, strict=True)])
-    return float(1.0 - (kept.mean() * lifted + (~kept).mean()))
+    return float(1.0 - (staying.mean() * lifted + (~staying).mean()))

@@ -113,7 +113,7 @@ def load() -> pd.DataFrame:
     files = FILES.get(("PATIENTS.csv", "ICUSTAYS.csv", "DIAGNOSES_ICD.csv"))
     patients = pd.read_csv(files["PATIENTS.csv"], usecols=["subject_id", "gender"], dtype=str)
     coded = _diagnoses(files["DIAGNOSES_ICD.csv"]).groupby("subject_id")["category"]
-    patients["diagnoses"] = patients["subject_id"].map(coded.agg(lambda found: ";".join(sorted(set(found))))).fillna("")
+    patients["diagnoses"] = patients["subject_id"].map(coded.agg(lambda codes: ";".join(sorted(set(codes))))).fillna("")
     patients["female"] = (patients["gender"] == "F").astype("int64")
     patients = patients.join(_first_stay(files["ICUSTAYS.csv"], "subject_id"), on="subject_id")
     return patients.rename(columns={"subject_id": "patient"})[[column.name for column in SCHEMA.columns]]

@@ -16,10 +16,10 @@ from polyclinic.ehr.schema import Schema
 _PATIENT = "polyclinic-patient"
 
 
-def is_flowers(found: object) -> bool:
+def is_flowers(partitioner: object) -> bool:
     """Whether it is a class of Flower's partitioners, or made after them; imports nothing."""
     module = sys.modules.get("flwr_datasets.partitioner")
-    return module is not None and isinstance(found, type) and issubclass(found, module.Partitioner)
+    return module is not None and isinstance(partitioner, type) and issubclass(partitioner, module.Partitioner)
 
 
 def deal_by(

@@ -35,13 +35,13 @@ def read_records(path: str | Path, schema: Schema) -> pd.DataFrame:
     return pd.concat([typed(chunk, schema) for chunk in file_chunks(path, schema)], ignore_index=True)
 
 
-def named_place(data: str, known: Collection[str]) -> tuple[str, str]:
+def named_place(data: str, sources: Collection[str]) -> tuple[str, str]:
     """Return the source's name and the rest of ``data``.
 
     ``"fhir:export"`` is of "fhir", ``"package.module:Name:export"`` of that object, a URL of "sql", a path of "files".
     """
     name, colon, rest = data.partition(":")
-    if colon and name in known:
+    if colon and name in sources:
         return name, rest
     attribute, more, place = rest.partition(":")
     if more and attribute.isidentifier() and all(part.isidentifier() for part in name.split(".")):

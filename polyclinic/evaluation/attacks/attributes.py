@@ -66,12 +66,12 @@ class Secret:
         return np.where(same.any(axis=1), same.argmax(axis=1), -1).astype(np.int64)
 
 
-def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list[Secret]:
+def secrets(schema: Schema, background: Floats, wanted: Collection[str] = ()) -> list[Secret]:
     """Return the columns to guess: ``wanted``, or the first twelve that have one cell and at most 20 choices.
 
     Args:
         schema: The schema of the rows.
-        known: (n, F) encoded rows of patients whom the attacker has.
+        background: (n, F) encoded rows of patients whom the attacker has.
         wanted: Names of columns; empty chooses them.
 
     Raises:
@@ -81,7 +81,7 @@ def secrets(schema: Schema, known: Floats, wanted: Collection[str] = ()) -> list
     for column, at in feature_slices(schema):
         width = at.stop - at.start
         if column.kind in NUMERIC_KINDS and width == 1:
-            cells = known[:, at.start]
+            cells = background[:, at.start]
             quartiles = np.nanquantile(cells, [0.25, 0.5, 0.75]) if not np.isnan(cells).all() else np.zeros(3)
             if quartiles[0] < quartiles[2]:
                 by_column[column.name] = Secret(column.name, at, quartiles[[0, 2], None], float(quartiles[1]))
@@ -105,7 +105,7 @@ def guess_column(
     secret: Secret,
     members: Table,
     non_members: Table,
-    known: Table,
+    background: Table,
     label_columns: LabelColumns,
     log_likelihood: LogLikelihood,
 ) -> Guessed | None:
@@ -115,14 +115,14 @@ def guess_column(
         secret: The column and its choices.
         members: x (n, F) and y (n, ...) of attacked patients who took part.
         non_members: x and y of attacked patients who did not.
-        known: x and y of the attacker's own patients.
+        background: x and y of the attacker's own patients.
         label_columns: From (n, ...) labels to (n, L) columns, with which the attacker predicts the secret.
         log_likelihood: From x and y to (n,) log probabilities of the labels by the model.
 
     Returns:
         None where the attacker's own patients have one choice alone.
     """
-    law = _law(secret, known, label_columns)
+    law = _law(secret, background, label_columns)
     if law is None:
         return None
     shares, alone = [], None
@@ -161,11 +161,11 @@ def split_known(patients: int, seed: int) -> tuple[Ints, Ints]:
     return order[: patients // 2][:MOST_PATIENTS], order[patients // 2 :][:MOST_PATIENTS]
 
 
-def _law(secret: Secret, known: Table, label_columns: LabelColumns) -> LogLikelihood | None:
-    """(n, V) log probabilities of the choices by the other columns and the label: a logistic regression on the known patients."""
+def _law(secret: Secret, background: Table, label_columns: LabelColumns) -> LogLikelihood | None:
+    """(n, V) log probabilities of the choices by the other columns and the label: a logistic regression on the attacker's own."""
     from sklearn.linear_model import LogisticRegression  # takes a second to load
 
-    x, y = known
+    x, y = background
     truth = secret.truth(x)
     if len(np.unique(truth[truth >= 0])) < 2:
         return None

@@ -184,17 +184,17 @@ def _descend(
     return last, x.detach()
 
 
-def errors(truth: Floats, found: Floats, constant: Floats) -> Floats:
+def errors(truth: Floats, reconstructed: Floats, constant: Floats) -> Floats:
     """Return (B,) root mean square errors of the reconstructions, best paired, over that of the constant guess.
 
     A record that the constant guess hits counts as 0 where the reconstruction hits it too, else as 1.
 
     Args:
         truth: (B, D) records.
-        found: (B, D) reconstructions.
+        reconstructed: (B, D) reconstructions.
         constant: (D,) the constant guess.
     """
-    apart = np.sqrt(np.mean((truth[:, None] - found[None]) ** 2, axis=2))
+    apart = np.sqrt(np.mean((truth[:, None] - reconstructed[None]) ** 2, axis=2))
     row, column = linear_sum_assignment(apart)
     naive = np.sqrt(np.mean((truth - constant) ** 2, axis=1))
     own = apart[row, column]

@@ -40,7 +40,7 @@ class Membership:
         auc: Chance that one who took part scores above one who did not; 0.5 tells nothing.
         advantage: Rate of true alarms less that of false ones, the threshold of each half of the patients chosen on the
             other; 0 tells nothing.
-        found: By share of false alarms, the share of members found at a threshold that allows no more. Undefined where
+        true_alarms: By share of false alarms, the share of members found at a threshold that allows no more. Undefined where
             there are too few non-members to show such a share.
         bound: None where membership was no toss of a coin.
     """
@@ -50,7 +50,7 @@ class Membership:
     non_members: int
     auc: Interval
     advantage: Interval
-    found: dict[float, Interval]
+    true_alarms: dict[float, Interval]
     bound: Bound | None
 
 
@@ -59,7 +59,7 @@ def judge(
 ) -> Membership:
     """Return how well an attack's scores tell members from non-members.
 
-    Intervals are the bootstrap's over patients of both kinds (auc, advantage) and Clopper and Pearson's (found). They
+    Intervals are the bootstrap's over patients of both kinds (auc, advantage) and Clopper and Pearson's (true_alarms). They
     say how the attack would do on other patients of the same model, not on another model.
 
     Args:

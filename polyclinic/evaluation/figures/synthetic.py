@@ -24,14 +24,14 @@ HELD_OUT, SYNTHETIC, TRAINING = "held-out patients", "synthetic patients", "trai
 REAL = "real"
 DIVERGING = "RdBu_r"  # distinct under the common colour-vision deficiencies
 IN_A_ROW, MOST_NAMED, MOST_COLUMNS = 4, 6, 18  # panels; categories and columns with a name on an axis
-Found = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 
-def quality_figures(found: Found) -> dict[str, Figure]:
+def quality_figures(comparison: Values) -> dict[str, Figure]:
     """By name what is drawn of ``quality.json``: ``columns``, ``correlations``, ``trajectory-1`` and ``codes-1``."""
-    if not found or found["undefined"]:
+    if not comparison or comparison["undefined"]:
         return {}
-    drawn = found["pictures"]
+    drawn = comparison["pictures"]
     figures = {}
     if drawn["columns"]:
         figures["columns"] = plot_columns(drawn["columns"])
@@ -52,28 +52,28 @@ def quality_figures(found: Found) -> dict[str, Figure]:
             unit = f", {measure['unit']}" if measure["unit"] else ""
             title = f"{measure['name']}{unit}"
             figures[f"trajectory-{number}"] = plot_courses(courses, range(1, visits[0].shape[1] + 1), title, panel=3.9)
-    for number, name in enumerate(found["tables"]["synthetic"]["codes"], start=1):
+    for number, name in enumerate(comparison["tables"]["synthetic"]["codes"], start=1):
         shares = {
-            title: _shares(found["tables"][key]["codes"][name])
+            title: _shares(comparison["tables"][key]["codes"][name])
             for key, title in (("synthetic", SYNTHETIC), ("training", TRAINING))
         }
         title = f"{short(name)}: held-out patients (real) against others"
-        figures[f"codes-{number}"] = plot_probabilities(shares, found["rows"]["held_out"], title)
+        figures[f"codes-{number}"] = plot_probabilities(shares, comparison["rows"]["held_out"], title)
     return figures
 
 
-def transfer_figures(found: Found) -> dict[str, Figure]:
+def transfer_figures(comparison: Values) -> dict[str, Figure]:
     """``transfer``, where classifiers were asked."""
-    if not found or found["undefined"] or not found["transfer"]:
+    if not comparison or comparison["undefined"] or not comparison["transfer"]:
         return {}
     scores = {
         table: {name: Interval(**judged["scores"]["auroc"]) for name, judged in by_name.items()}
-        for table, by_name in found["transfer"].items()
+        for table, by_name in comparison["transfer"].items()
     }
     return {"transfer": plot_transfer(scores, "AUROC")}
 
 
-def plot_columns(drawn: Sequence[Found]) -> Figure:
+def plot_columns(drawn: Sequence[Values]) -> Figure:
     """Shares by value of a few columns, held-out patients filled and synthetic ones as a line or beside them."""
     figure, row = panels(
         "Columns that are least alike",
@@ -209,26 +209,26 @@ def plot_transfer(scores: Mapping[str, Mapping[str, Interval]], metric: str, cha
 
 
 def plot_probabilities(
-    found: Mapping[str, Probabilities], patients: int, title: str = "Codes: real against synthetic"
+    by_synthesizer: Mapping[str, Probabilities], patients: int, title: str = "Codes: real against synthetic"
 ) -> Figure:
     """Plot the share of patients with each code, real against synthetic, a panel a synthesizer; on the diagonal they agree.
 
     Both axes are logarithmic; a code that a table lacks lies on the axis' first line, at half a patient.
 
     Args:
-        found: The shares of codes, by synthesizer.
+        by_synthesizer: The shares of codes, by synthesizer.
         patients: Real rows, which say what half a patient is.
         title: The figure's title.
 
     Raises:
         DataError: If nothing is given.
     """
-    if not found or patients < 1:
+    if not by_synthesizer or patients < 1:
         raise DataError("the probability figure needs at least one synthesizer and one patient.")
     words = "Share of patients with each code; first line: codes a table lacks."
-    figure, row = panels(title, words, list(found), 0.9 + 2.9 * len(found), 4.2)
+    figure, row = panels(title, words, list(by_synthesizer), 0.9 + 2.9 * len(by_synthesizer), 4.2)
     floor = 0.5 / patients
-    for number, (axes, (name, shares)) in enumerate(zip(row, found.items(), strict=True)):
+    for number, (axes, (name, shares)) in enumerate(zip(row, by_synthesizer.items(), strict=True)):
         fit = "" if shares.r2 is None else f", R² {shares.r2:.3f}"
         heading = f"{short(name)}\nRMSE {shares.rmse:.2g}{fit}"
         axes.set_title(heading, fontsize=SMALL, color=INK, loc="left", parse_math=False)
@@ -242,7 +242,7 @@ def plot_probabilities(
     return figure
 
 
-def _shares(codes: Found) -> Probabilities:
+def _shares(codes: Values) -> Probabilities:
     return Probabilities(
         np.array(codes["real"]), np.array(codes["other"]), codes["rmse"], codes["largest"], codes["r2"]
     )

@@ -17,33 +17,35 @@ from polyclinic.runs.folder import Run
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Found = Mapping[str, Any]
+Values = Mapping[str, Any]
 _LEAST_ERROR = 1e-4
 
 TEMPLATE = """<h2>What attacks found</h2>
-<p>{{ found.members | count }} patients took part in training, {{ found.non_members | count }} did not and are the baseline: what
+<p>{{ attacks.members | count }} patients took part in training, {{ attacks.non_members | count }} did not and are the
+baseline: what
 is right of them too, the population tells and no record. An attack that finds nothing proves nothing.
-{% if found.claimed.epsilon is none %}This run claims no epsilon: nothing bounds what a better attack would find.{% else %}
-The bound on all attacks is epsilon, {{ found.claimed.epsilon | figure }}{% if found.allowed %}: whoever guesses
-who took part has an advantage of at most {{ found.allowed.advantage | figure }}{% endif %}.{% endif %}</p>
+{% if attacks.claimed.epsilon is none %}This run claims no epsilon: nothing bounds what a better attack would find.{% else %}
+The bound on all attacks is epsilon, {{ attacks.claimed.epsilon | figure }}{% if attacks.allowed %}: whoever guesses
+who took part has an advantage of at most {{ attacks.allowed.advantage | figure }}{% endif %}.{% endif %}</p>
 
-{% if found.audit or found.membership %}
+{% if attacks.audit or attacks.membership %}
 <h3>Lower bounds on epsilon</h3>
 {% call table(["By"], ["Epsilon is at least", "At delta", "Right guesses"], kind="facts") %}
-{% if found.audit %}{% set one = found.audit %}<tr><th scope="row">the audit's canaries</th>
+{% if attacks.audit %}{% set one = attacks.audit %}<tr><th scope="row">the audit's canaries</th>
 {{ cells([one.epsilon_lower | figure, one.delta, one.correct ~ " of " ~ one.guesses]) }}</tr>{% endif %}
-{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>{% if one.bound %}
+{% for one in attacks.membership %}<tr><th scope="row">{{ one.attack }}</th>{% if one.bound %}
 {{ cells([one.bound.epsilon_lower | figure, one.bound.delta, one.bound.correct ~ " of " ~ one.bound.guesses]) }}
 {% else %}{{ cells(["undefined", "", "who takes part was published with the dataset"]) }}{% endif %}</tr>
 {% endfor %}{% endcall %}
-<p class="small muted">With 95 % confidence each. Claimed: {% if found.claimed.epsilon is none %}nothing{% else %}
-{{ found.claimed.epsilon | figure }} at delta {{ found.claimed.delta }}{% endif %}. A bound above the claim would show a mistake;
+<p class="small muted">With 95 % confidence each. Claimed: {% if attacks.claimed.epsilon is none %}nothing{% else %}
+{{ attacks.claimed.epsilon | figure }} at delta {{ attacks.claimed.delta }}{% endif %}. A bound above the claim would
+show a mistake;
 one below it shows none.</p>
 {% endif %}
-{% if found.membership %}
+{% if attacks.membership %}
 <h3>Who took part?</h3>
 {% call table(["Attack"], ["AUC", "Advantage", "TPR at 1 % FPR", "TPR at 0.1 % FPR"], kind="facts") %}
-{% for one in found.membership %}<tr><th scope="row">{{ one.attack }}</th>
+{% for one in attacks.membership %}<tr><th scope="row">{{ one.attack }}</th>
 {{ cells([one.auc | span, one.advantage | span, one.tpr_at_1_percent_fpr | span, one.tpr_at_01_percent_fpr | span]) }}</tr>
 {% endfor %}{% endcall %}
 <p class="small muted">AUC: 0.5 tells nothing, 1 all. TPR, FPR: true- and false-positive rate of the attack. Undefined: too few
@@ -52,26 +54,26 @@ others to show so small a rate.</p>
 {% if gains %}
 {{ pictures([gains]) }}
 {% endif %}
-{% if found.closest %}
+{% if attacks.closest %}
 <h3>Closest records</h3>
-{% set near = found.closest %}
+{% set near = attacks.closest %}
 <p>Of {{ near.rows | count }} synthetic rows the share that is nearer to a patient who took part than to one who did not is
 {{ near.nearer_to_members | span }}; 0.5 where neither is. The closest record is {{ near.median_members | figure }} columns away
 (median) among those who took part and {{ near.median_non_members | figure }} among others; equal to a record are
 {{ near.copies_members | percent }} and {{ near.copies_non_members | percent }}.</p>
 {% endif %}
-{% if found.identification %}
+{% if attacks.identification %}
 <h3>Singling out, linking, inferring</h3>
 {% call table(["By the synthetic table"], ["Of who took part", "Of others", "Naive guess", "Risk"], kind="facts") %}
-{% for one in found.identification %}<tr><th scope="row">{{ one.name }}{{ ": " ~ one.column if one.column }}</th>
+{% for one in attacks.identification %}<tr><th scope="row">{{ one.name }}{{ ": " ~ one.column if one.column }}</th>
 {{ cells([one.attack | span, one.control | span, one.naive | span, (one.risk | span) ~ (" (weak)" if one.weak else "")]) }}</tr>
 {% endfor %}{% endcall %}
 <p class="small muted">Weak: no better than the naive guess, which tells nothing of the risk.</p>
 {% endif %}
-{% if found.attributes %}
+{% if attacks.attributes %}
 <h3>Secret columns</h3>
 {% call table(["Column"], ["Of who took part", "Of others", "Without the model", "Difference"], kind="facts") %}
-{% for one in found.attributes %}<tr><th scope="row">{{ one.column }}</th>
+{% for one in attacks.attributes %}<tr><th scope="row">{{ one.column }}</th>
 {{ cells([one.members | span, one.non_members | span, one.without_model | span, one.excess | span]) }}</tr>
 {% endfor %}{% endcall %}
 <p class="small muted">Shares of right guesses of a column by all others, the label and the model.</p>
@@ -79,15 +81,15 @@ others to show so small a rate.</p>
 {% if gradients %}
 <h3>Records out of gradients</h3>
 <p>What one step tells whoever sees it, such as the server, at the model that the run began with; privacy is gradients clipped to
-{{ found.gradients.clip_norm | figure }} and noise of {{ found.gradients.noise_multiplier | figure }} times that.
-{% for one in found.gradients.trials if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy
+{{ attacks.gradients.clip_norm | figure }} and noise of {{ attacks.gradients.noise_multiplier | figure }} times that.
+{% for one in attacks.gradients.trials if one.batch == 1 %}{{ "With" if one.private else "Without" }} privacy
 {{ one.recovered | percent }} of the records of single patients are reconstructed
 {%- if one.labels is not none %}, and {{ one.labels | percent }} of their labels read off{% endif %}.
 {% endfor %}</p>
 {{ pictures([gradients]) }}
 {% endif %}
-{% if found.left_out %}<p class="small muted">Left out:
-{% for one in found.left_out %}{{ one.attack }} ({{ one.why }}){{ "; " if not loop.last }}{% endfor %}.</p>{% endif %}
+{% if attacks.left_out %}<p class="small muted">Left out:
+{% for one in attacks.left_out %}{{ one.attack }} ({{ one.why }}){{ "; " if not loop.last }}{% endfor %}.</p>{% endif %}
 """
 
 
@@ -105,12 +107,12 @@ def attack_section(run: Run) -> str:
         if attacks["gradients"]:
             alt = "Errors of records made of gradients; the numbers are in attacks.json."
             figures["gradients"] = embedded(plot_gradients(attacks["gradients"]["trials"]), alt)
-        return render(TEMPLATE, {"found": attacks, **figures})
+        return render(TEMPLATE, {"attacks": attacks, **figures})
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}; attack the run again.") from None
 
 
-def gains(attacks: Found) -> dict[str, Found]:
+def gains(attacks: Values) -> dict[str, Values]:
     """What each attack gains over its baseline, by name, as intervals: 0 is nothing, 1 all. Undefined ones are left out."""
     rows = {f"who took part: {row['attack']}": row["advantage"] for row in attacks["membership"]}
     rows |= {f"secret column: {row['column']}": row["excess"] for row in attacks["attributes"]}
@@ -119,7 +121,7 @@ def gains(attacks: Found) -> dict[str, Found]:
     return {name: value for name, value in rows.items() if value["value"] is not None}
 
 
-def plot_gains(attacks: Found) -> Figure:
+def plot_gains(attacks: Values) -> Figure:
     """One row an attack, its gain with the 95 % interval; dashed the most that epsilon allows a guess of membership."""
     caption = "Over patients who did not take part: 0 learns nothing, 1 all. With 95 % intervals."
     figure = plot_intervals(gains(attacks), "What attacks gain", caption, 0.0)
@@ -134,7 +136,7 @@ def plot_gains(attacks: Found) -> Figure:
     return figure
 
 
-def plot_gradients(trials: Sequence[Found]) -> Figure:
+def plot_gradients(trials: Sequence[Values]) -> Figure:
     """A dot a record, by how many patients were in the step: its reconstruction's error over that of the best constant guess.
 
     Errors of 1e-4 and less are drawn there: the record itself.

@@ -150,15 +150,15 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def _private_metrics(told: Summary, unit: str, titles: Mapping[str, str]) -> dict[str, Any] | None:
+def _private_metrics(metrics: Summary, unit: str, titles: Mapping[str, str]) -> dict[str, Any] | None:
     """The table of private metrics: each figure with the standard error of its noise."""
-    if not part(told, "sites"):
+    if not part(metrics, "sites"):
         return None
-    rows = [*sorted(part(told, "sites").items()), ("Pooled", part(told, "pooled"))]
-    names = list(part(part(told, "pooled"), "metrics"))
+    rows = [*sorted(part(metrics, "sites").items()), ("Pooled", part(metrics, "pooled"))]
+    names = list(part(part(metrics, "pooled"), "metrics"))
     return {
         "titles": [titles.get(name, "Held-out patients") for name in names],
-        "sentence": held_out_sentence(told, unit),
+        "sentence": held_out_sentence(metrics, unit),
         "rows": [
             {
                 "name": name,
@@ -213,14 +213,14 @@ def _pooled_of(pooled: Summary, sites: Summary, estimates: Summary) -> str:
     return f"over the held-out patients of {f'{len(estimates)} of {len(sites)}' if some else 'all'} hospitals"
 
 
-def _synthesis(told: Summary, pooled: Summary) -> dict[str, Any] | None:
+def _synthesis(synthesis: Summary, pooled: Summary) -> dict[str, Any] | None:
     """What the page says of a run that draws synthetic patients."""
-    if not told:
+    if not synthesis:
         return None
-    rows = [{"name": str(told.get("method")), **pooled}]
-    for name, row in part(told, "baselines").items():
+    rows = [{"name": str(synthesis.get("method")), **pooled}]
+    for name, row in part(synthesis, "baselines").items():
         rows.append({"name": name, **row})
-    return {**told, "rows": rows}
+    return {**synthesis, "rows": rows}
 
 
 def _subtitle(summary: Summary, simulation: bool) -> str:
@@ -292,7 +292,9 @@ def _telling(ledgers: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """All ledgers; of very many those that are not intact first, and then those that spent most."""
     if len(ledgers) <= MOST_ROWS:
         return ledgers
-    ranked = sorted(ledgers, key=lambda one: (one["intact"] == "intact", -(finite(one["epsilon"]) or math.inf)))
+    ranked = sorted(
+        ledgers, key=lambda ledger: (ledger["intact"] == "intact", -(finite(ledger["epsilon"]) or math.inf))
+    )
     return ranked[: 2 * FEW_ROWS]
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST_COLUMNS = 40
-Found = Mapping[str, Any]
+Values = Mapping[str, Any]
 
 _HEADER = """<header>
 <h1>{{ title }}</h1>
-<p class="muted">{{ found.run }}</p>
+<p class="muted">{{ comparison.run }}</p>
 </header>
 <div class="notice warn"><p><strong>Stays at the hospital.</strong> These are exact figures of real patients, without noise; no
 privacy guarantee covers them, and nothing of this page was sent.</p></div>
@@ -33,12 +33,13 @@ privacy guarantee covers them, and nothing of this page was sent.</p></div>
 
 QUALITY = """
 <h2>Quality of the synthetic patients</h2>
-{% if found.undefined %}
-<p>Undefined: {{ found.undefined }}.</p>
+{% if comparison.undefined %}
+<p>Undefined: {{ comparison.undefined }}.</p>
 {% else %}
-<p>{{ found.rows.synthetic | count }} synthetic patients beside {{ found.rows.held_out | count }} held-out real ones{% if
-found.hospital %} of {{ found.hospital }}{% endif %}, who took no part in training. Read each figure against the next column: the
-same, with {{ found.rows.training | count }} real training patients in place of the synthetic ones, which is what a perfect
+<p>{{ comparison.rows.synthetic | count }} synthetic patients beside {{ comparison.rows.held_out | count }} held-out
+real ones{% if comparison.hospital %} of {{ comparison.hospital }}{% endif %}, who took no part in training.
+Read each figure against the next column: the same, with {{ comparison.rows.training | count }} real training patients in place of
+the synthetic ones, which is what a perfect
 generator would reach. These are exact figures of patients' records, which epsilon does not cover.</p>
 {% call table(["Measure"], ["Synthetic patients", "Real training patients", "Best"], "Quality", kind="") %}
 {% for row in rows %}<tr><th scope="row">{{ row.name }}</th>
@@ -49,11 +50,11 @@ generator would reach. These are exact figures of patients' records, which epsil
 <p class="small muted">Means over columns or pairs where there are several; with 95 % intervals of the bootstrap where there are
 two numbers. No cell lies outside the schema's bounds or categories: generated rows are brought within them.
 Pairs of columns are undefined below 2 and above 150 columns.
-{% if not found.full %}Classifiers were not asked; <code>polyclinic quality</code> asks them too.{% endif %}</p>
-{% if found.rules %}
+{% if not comparison.full %}Classifiers were not asked; <code>polyclinic quality</code> asks them too.{% endif %}</p>
+{% if comparison.rules %}
 <h3>Rules broken</h3>
 {% call table(["Rule"], ["Synthetic patients", "Held-out patients", "Training patients"], "Rules") %}
-{% for one in found.rules %}<tr><th scope="row"><code>{{ one.rule }}</code></th>
+{% for one in comparison.rules %}<tr><th scope="row"><code>{{ one.rule }}</code></th>
 {% for part in (one.synthetic, one.held_out, one.training) %}{% if part.share is none %}{{ cell("undefined") }}{% else %}
 {% call cell("%.2g %%" | format(100 * part.share)) %}
 <small>{{ part.broken | count }} of {{ part.asked | count }}</small>{% endcall %}
@@ -78,11 +79,11 @@ held-out real ones.</p>
 <p class="small muted">Same features matter: Spearman correlation of coefficients (logistic regression, SVM) or importances
 (forest) between the two; nearest neighbours have none, and so it is undefined.</p>
 {% endif %}
-{% if found.cutoff %}
+{% if comparison.cutoff %}
 <h3>A cut-off from synthetic patients</h3>
 {% call table(["Logistic regression and cut-off of"], ["Cut-off", "Fowlkes-Mallows index", "Sensitivity", "Specificity"],
 kind="facts") %}
-{% for name, one in found.cutoff.items() %}<tr><th scope="row">{{ name }} patients</th>{{ metric(one.cutoff) }}
+{% for name, one in comparison.cutoff.items() %}<tr><th scope="row">{{ name }} patients</th>{{ metric(one.cutoff) }}
 {{ metric(one.index) }}{{ metric(one.sensitivity) }}{{ metric(one.specificity) }}</tr>
 {% endfor %}{% endcall %}
 <p class="small muted">The probability that is best by Fowlkes and Mallows' index (root of precision times recall) in five folds
@@ -102,11 +103,13 @@ for categories. Wasserstein in the column's unit. A dash: not for categories.
 """
 
 
-def write_quality_page(found: Found, page: Path) -> None:
+def write_quality_page(comparison: Values, page: Path) -> None:
     """Writes what ``quality.json`` of a hospital that judged at home holds as one page that loads nothing."""
-    drawn = {"quality": pictures(quality_figures(found)), "transfer": pictures(transfer_figures(found))}
-    title = f"Synthetic patients beside those of {found['hospital']}"
-    write_page(page, title, render(_HEADER + QUALITY, {"title": title, "figures": drawn, **(quality(found) or {})}))
+    drawn = {"quality": pictures(quality_figures(comparison)), "transfer": pictures(transfer_figures(comparison))}
+    title = f"Synthetic patients beside those of {comparison['hospital']}"
+    write_page(
+        page, title, render(_HEADER + QUALITY, {"title": title, "figures": drawn, **(quality(comparison) or {})})
+    )
 
 
 def pictures(figures: Mapping[str, Figure | str]) -> list[dict[str, str]]:
@@ -134,20 +137,20 @@ def read_quality(run: Run) -> dict[str, Any]:
     return quality
 
 
-def quality(found: Found) -> dict[str, Any] | None:
+def quality(comparison: Values) -> dict[str, Any] | None:
     """What the section shows; None where nothing was judged."""
-    if not found:
+    if not comparison:
         return None
-    if found["undefined"]:
-        return {"found": found}
-    columns = _columns(found)
+    if comparison["undefined"]:
+        return {"comparison": comparison}
+    columns = _columns(comparison)
     return {
-        "found": found,
-        "rows": quality_rows(found),
+        "comparison": comparison,
+        "rows": quality_rows(comparison),
         "columns": columns[:MOST_COLUMNS],
         "more": len(columns[MOST_COLUMNS:]),
-        "transfer": _transfer(found["transfer"]),
-        "label": found["label"],
+        "transfer": _transfer(comparison["transfer"]),
+        "label": comparison["label"],
     }
 
 
@@ -184,12 +187,12 @@ _OF_VISITS = (
 )
 
 
-def quality_rows(found: Found) -> list[dict[str, Any]]:
+def quality_rows(comparison: Values) -> list[dict[str, Any]]:
     """By measure ``name``, ``best`` and of ``synthetic`` and ``training`` patients a text and its interval, as texts.
 
     What patients teach comes first: they may look like real ones column by column and tell nothing of the outcome.
     """
-    tables = found["tables"]
+    tables = comparison["tables"]
     kinds = [set(column) for column in tables["synthetic"]["columns"].values()]
     numbers, categories = any("ks" in kind for kind in kinds), any("tv" in kind for kind in kinds)
     measures: list[tuple[str, str, tuple[str, ...]]] = [
@@ -197,7 +200,7 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
     ]  # fmt: skip
     for name in tables["synthetic"]["codes"]:
         measures += [(f"{name}: {words}", best, ("codes", name, *place)) for words, best, place in _OF_CODES]
-    taught = found["transfer"] or {"real": {}, "synthetic": {}}
+    taught = comparison["transfer"] or {"real": {}, "synthetic": {}}
     rows: list[dict[str, Any]] = [
         {"name": f"What they teach {kind}, on held-out patients (AUROC)", "best": "as real",
          **{key: estimate(taught[table][kind]["scores"]["auroc"])
@@ -209,7 +212,7 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
          **{key: (_figure(reduce(getitem, place, tables[key])), "") for key in ("synthetic", "training")}}
         for words, best, place in measures
     ]  # fmt: skip
-    if visits := found.get("visits"):
+    if visits := comparison.get("visits"):
         rows += [
             {"name": words, "best": best,
              **{key: (_figure(visits["tables"][key][name]), "") for key in ("synthetic", "training")}}
@@ -219,22 +222,22 @@ def quality_rows(found: Found) -> list[dict[str, Any]]:
         carried = _figure(visits["carried_forward"])
         rows.append({"name": "The next visit, predicted as the value of the last (R²)", "best": "",
                      "synthetic": (carried, ""), "training": (carried, "")})  # fmt: skip
-    if prediction := found["prediction"]:
+    if prediction := comparison["prediction"]:
         rows += [
             {"name": f"{name}: code told from the others, mean F1", "best": "as real",
              "synthetic": (_figure(f1["mean_synthetic"]), ""), "training": (_figure(f1["mean_real"]), "")}
             for name, f1 in prediction.items()
         ]  # fmt: skip
-    for judge in (found["two_sample"] or {}).get("synthetic", ()):
-        scores = {key: found["two_sample"][key][judge] for key in ("synthetic", "training")}
+    for judge in (comparison["two_sample"] or {}).get("synthetic", ()):
+        scores = {key: comparison["two_sample"][key][judge] for key in ("synthetic", "training")}
         cells = {key: (_figure(score["value"]), estimate(score)[1]) for key, score in scores.items()}
         rows.append({"name": f"Told from held-out patients by {judge} (AUROC)", "best": "0.5", **cells})
     return rows
 
 
-def _columns(found: Found) -> list[dict[str, Any]]:
+def _columns(comparison: Values) -> list[dict[str, Any]]:
     """The columns, least alike first, undefined ones last."""
-    synthetic, real = (found["tables"][key]["columns"] for key in ("synthetic", "training"))
+    synthetic, real = (comparison["tables"][key]["columns"] for key in ("synthetic", "training"))
     likeness = {name: finite(column.get("ks", column.get("tv"))) for name, column in synthetic.items()}
     order = sorted(synthetic, key=lambda name: 2.0 if likeness[name] is None else float(likeness[name] or 0.0))
     return [
@@ -249,13 +252,13 @@ def _columns(found: Found) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _transfer(told: Found | None) -> Sequence[dict[str, Any]]:
-    if not told:
+def _transfer(transfer: Values | None) -> Sequence[dict[str, Any]]:
+    if not transfer:
         return ()
     return [
-        {"name": name, "real": told["real"][name]["scores"], "synthetic": transferred["scores"],
+        {"name": name, "real": transfer["real"][name]["scores"], "synthetic": transferred["scores"],
          "less": transferred["minus_real"]["auroc"], "importance": transferred["importance"]}
-        for name, transferred in told["synthetic"].items()
+        for name, transferred in transfer["synthetic"].items()
     ]  # fmt: skip
 
 

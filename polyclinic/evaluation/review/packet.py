@@ -105,10 +105,10 @@ def choose(
     return Packet(tuple(chosen[i] for i in order), tuple(bool(i < half) for i in order), grid, copies, one_record)
 
 
-def _records(table: Table, patient: int, one: bool, rng: np.random.Generator) -> Ints:
+def _records(table: Table, patient: int, single: bool, rng: np.random.Generator) -> Ints:
     """A patient's records, sorted by their first column that differs: the order of one table's rows would tell."""
     rows = table.rows_of(patient)
-    cells = table.cells[rng.choice(rows, 1) if one else rows]
+    cells = table.cells[rng.choice(rows, 1) if single else rows]
     return cells[np.lexsort(cells.T[::-1])]
 
 

@@ -209,15 +209,17 @@ def icc(scores: Floats) -> float | None:
     return None if below <= 0 else (between - error) / below
 
 
-def _reviewer(one: Review, key: Key) -> dict[str, Any]:
-    missing = {name: (np.flatnonzero(np.isnan(getattr(one, name))) + 1).tolist() for name in ("scores", "guesses")}
+def _reviewer(review: Review, key: Key) -> dict[str, Any]:
+    missing = {name: (np.flatnonzero(np.isnan(getattr(review, name))) + 1).tolist() for name in ("scores", "guesses")}
     counts = {
-        name: np.bincount(one.scores[np.isfinite(one.scores) & of].astype(np.int64), minlength=MOST_SCORE + 1).tolist()
+        name: np.bincount(
+            review.scores[np.isfinite(review.scores) & of].astype(np.int64), minlength=MOST_SCORE + 1
+        ).tolist()
         for name, of in (("real", key.real), ("synthetic", ~key.real))
     }
     return {
-        "reviewer": one.reviewer, "file": one.file, "scores": compare(one.scores, key.real),
-        "guesses": guess_rates(one.guesses, key.real), "missing": missing, "distribution": counts,
+        "reviewer": review.reviewer, "file": review.file, "scores": compare(review.scores, key.real),
+        "guesses": guess_rates(review.guesses, key.real), "missing": missing, "distribution": counts,
     }  # fmt: skip
 
 
@@ -241,17 +243,17 @@ def _finite(value: float) -> float | None:
     return float(value) if np.isfinite(value) else None
 
 
-def verdict(found: dict[str, Any]) -> list[str]:
+def verdict(analysis: dict[str, Any]) -> list[str]:
     """Sentences on the pooled comparison of ``analyse``."""
-    return [*_scores(found), *_guesses(found["pooled"]["guesses"]), *_missing(found)]
+    return [*_scores(analysis), *_guesses(analysis["pooled"]["guesses"]), *_missing(analysis)]
 
 
-def _scores(found: dict[str, Any]) -> list[str]:
-    pooled = found["pooled"]["scores"]
+def _scores(analysis: dict[str, Any]) -> list[str]:
+    pooled = analysis["pooled"]["scores"]
     real, synthetic, apart = pooled["real"], pooled["synthetic"], pooled["difference"]
     if apart["value"] is None:
         return ["There are no scores of both real and synthetic patients, so nothing can be compared."]
-    count = len(found["reviewers"])
+    count = len(analysis["reviewers"])
     sentences = [
         f"{count} reviewer{'s' if count > 1 else ''} gave real patients {real['mean']:.2f} on average and synthetic ones "
         f"{synthetic['mean']:.2f}, of 0 to 10."
@@ -291,8 +293,8 @@ def _scores(found: dict[str, Any]) -> list[str]:
     return [*sentences, conclusion + wanted]
 
 
-def _guesses(found: dict[str, Any]) -> list[str]:
-    accuracy = found["accuracy"]
+def _guesses(guesses: dict[str, Any]) -> list[str]:
+    accuracy = guesses["accuracy"]
     if accuracy["value"] is None:
         return ["No guesses were given."]
     if accuracy["low"] is None:
@@ -318,22 +320,22 @@ def _share(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def _missing(found: dict[str, Any]) -> list[str]:
-    gaps = {reviewer["reviewer"]: len(reviewer["missing"]["scores"]) for reviewer in found["reviewers"]}
+def _missing(analysis: dict[str, Any]) -> list[str]:
+    gaps = {reviewer["reviewer"]: len(reviewer["missing"]["scores"]) for reviewer in analysis["reviewers"]}
     counts = ", ".join(f"{name} {count}" for name, count in gaps.items() if count)
     return [f"Patients without a score: {counts}. They are left out, as if they lacked by chance."] if counts else []
 
 
-def write_results(found: Mapping[str, Any], folder: Path) -> None:
+def write_results(analysis: Mapping[str, Any], folder: Path) -> None:
     """Writes ``review.json`` and ``review.html`` of what ``analyse`` found, both or neither, in place of earlier ones.
 
     Raises ConfigError where the folder cannot be written to.
     """
-    figure = embedded(plot_scores(found["reviewers"]), "How often each score was given; numbers are in review.json.")
-    body = render(_RESULT, {**found, "figures": [figure]})
+    figure = embedded(plot_scores(analysis["reviewers"]), "How often each score was given; numbers are in review.json.")
+    body = render(_RESULT, {**analysis, "figures": [figure]})
     write_outputs(
         {
-            folder / "review.json": json.dumps(found, indent=2, allow_nan=False),
+            folder / "review.json": json.dumps(analysis, indent=2, allow_nan=False),
             folder / "review.html": frame("Blinded review: scores", body),
         },
         force=True,

@@ -68,17 +68,17 @@ class Sample:
         assert encoded.y is not None
         return cls(schema, records, encoded.x, encoded.y)
 
-    def names(self, kept: Ints) -> tuple[str, ...]:
-        """Of ``numbers``: the ``kept`` features as encoded, and the label, by class where there are more than two."""
+    def names(self, chosen: Ints) -> tuple[str, ...]:
+        """Of ``numbers``: the ``chosen`` features as encoded, and the label, by class where there are more than two."""
         label, features = self.schema.label.name, feature_names(self.schema)
         classes = (label,) if self.schema.num_classes == 2 else [f"{label}={name}" for name in label_names(self.schema)]
-        return (*(features[i] for i in kept), *classes)
+        return (*(features[i] for i in chosen), *classes)
 
-    def numbers(self, kept: Ints) -> Floats:
+    def numbers(self, chosen: Ints) -> Floats:
         """(n, m) by ``names``; NaN where missing."""
         classes = self.schema.num_classes
         label = self.y[:, None] if classes == 2 else np.eye(classes)[self.y]
-        return np.concatenate([self.x[:, kept], label.astype(np.float64)], axis=1)
+        return np.concatenate([self.x[:, chosen], label.astype(np.float64)], axis=1)
 
     @property
     def telling(self) -> Ints:
@@ -262,11 +262,11 @@ def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -
     }
 
 
-def features(sample: Sample, kept: Ints) -> Floats:
-    """(n, kept + indicators) scaled by public numbers, missing cells 0 beside an indicator."""
+def features(sample: Sample, chosen: Ints) -> Floats:
+    """(n, chosen + indicators) scaled by public numbers, missing cells 0 beside an indicator."""
     layout = Layout.of(sample.schema)
     z = layout.rows(sample.x, sample.y)
-    return np.concatenate([z[:, kept], z[:, layout.missing]], axis=1)
+    return np.concatenate([z[:, chosen], z[:, layout.missing]], axis=1)
 
 
 def _predicted(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:

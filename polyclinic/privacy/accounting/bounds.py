@@ -227,7 +227,7 @@ def composed(events: Composition, relation: Relation, interval: float, compose: 
                  if (event, count) not in renyi]  # fmt: skip
         if renyi:
             parts.append(_worst_pld(total(renyi, relation), interval))
-        return reduce(lambda one, other: one.compose(other), parts)
+        return reduce(lambda first, second: first.compose(second), parts)
     except IndexError:  # of dp-accounting, where no loss is left after tails are cut
         raise ConfigError(
             "the noise would be so small that privacy losses cannot be composed; ask for a smaller epsilon, of some hundreds at "
@@ -264,7 +264,7 @@ def _of_doublings(event: DpEvent, count: int, relation: Relation, interval: floa
     if count >= _MANY_EVENTS:
         return _at_once(event, count, relation, interval)
     parts = [_doubled(event, power, relation, interval) for power in range(count.bit_length()) if count >> power & 1]
-    return reduce(lambda one, other: one.compose(other), parts)
+    return reduce(lambda first, second: first.compose(second), parts)
 
 
 @lru_cache(maxsize=128)

@@ -192,18 +192,18 @@ def _drawn_gaussian(event: Any, relation: Relation, far: bool) -> Reals:
     return np.array(library.rdp, dtype=np.float64)
 
 
-def _selected(one: Reals, mean: float, shape: str, orders: Reals) -> Reals:
-    """Renyi divergence of the best of K runs with divergence ``one`` each; Papernot and Steinke 2022.
+def _selected(run_divergence: Reals, mean: float, shape: str, orders: Reals) -> Reals:
+    """Renyi divergence of the best of K runs with divergence ``run_divergence`` each; Papernot and Steinke 2022.
 
     Theorem 6 where K is Poisson; Theorem 2 where it is geometric or logarithmic, with gamma its chance to stop.
     """
     if shape == "poisson":
-        delta = delta_of(one, np.log1p(1 / (orders - 1)), orders)
-        perhaps_none: Reals = one + mean * delta + math.log(mean) / (orders - 1)
+        delta = delta_of(run_divergence, np.log1p(1 / (orders - 1)), orders)
+        perhaps_none: Reals = run_divergence + mean * delta + math.log(mean) / (orders - 1)
         return perhaps_none
     gamma = 1 / mean if shape == "geometric" else _logarithmic_gamma(mean)
-    worst = np.min((1 - 1 / orders) * one - math.log(gamma) / orders)
-    divergence = one + math.log(mean) / (orders - 1) + (2 if shape == "geometric" else 1) * worst
+    worst = np.min((1 - 1 / orders) * run_divergence - math.log(gamma) / orders)
+    divergence = run_divergence + math.log(mean) / (orders - 1) + (2 if shape == "geometric" else 1) * worst
     # Renyi divergence grows with its order, so that a higher order's bound is one for the lower as well.
     monotone: Reals = np.minimum.accumulate(divergence[::-1])[::-1]
     return monotone

@@ -155,8 +155,8 @@ def _too_low(terms: Terms, rows: Sequence[Row]) -> Iterator[Finding]:
             yield Finding(terms.site, row.seq, problem)
 
 
-def _covers(said: float, least: float) -> bool:
-    return said >= least * (1 - _ROUNDING)
+def _covers(recorded: float, least: float) -> bool:
+    return recorded >= least * (1 - _ROUNDING)
 
 
 def _legible(row: Row) -> dict[str, Any]:
@@ -199,10 +199,10 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
     return statements
 
 
-def _as_json(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
+def _as_json(statements: Sequence[Statement], by_site: dict[str, Recorded]) -> str:
     sites = []
     for stated in statements:
-        recorded = found[stated["site"]]
+        recorded = by_site[stated["site"]]
         events = [
             {**event, "recorded": written(row), "hash": str(row.hash)}
             for event, row in zip(stated["events"], recorded.rows, strict=True)
@@ -213,12 +213,12 @@ def _as_json(statements: Sequence[Statement], found: dict[str, Recorded]) -> str
     return json.dumps({"hashes": _RULE, "sites": sites}, indent=1, allow_nan=False) + "\n"
 
 
-def _as_csv(statements: Sequence[Statement], found: dict[str, Recorded]) -> str:
+def _as_csv(statements: Sequence[Statement], by_site: dict[str, Recorded]) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(["site", *COLUMNS.split(", ")])
     for site in (stated["site"] for stated in statements):
-        table.writerows(map(as_text, (site, *row)) for row in found[site].rows)
+        table.writerows(map(as_text, (site, *row)) for row in by_site[site].rows)
     return text.getvalue()
 
 

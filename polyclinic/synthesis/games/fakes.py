@@ -86,11 +86,11 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
     others = torch.full_like(labels, layout.classes - 1), game.latents(8, np.random.default_rng(1))
     mine = torch.arange(8) < 4
 
-    def drawn(kept: Tensor) -> Tensor:
+    def drawn(is_own: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
             features: Tensor = generator(
-                torch.where(kept[:, None], latents, others[1]), torch.where(kept, labels, others[0])
+                torch.where(is_own[:, None], latents, others[1]), torch.where(is_own, labels, others[0])
             )
             return features
 

@@ -39,7 +39,7 @@ class Attribute:
     label: bool = False
 
     @property
-    def known(self) -> int:
+    def value_cells(self) -> int:
         """The cells that are not for the missing."""
         return self.size - self.nullable
 
@@ -60,8 +60,8 @@ class Attribute:
         else:
             cells = block[:, 0] > 0.5 if self.kind == "flag" else self._bin((block[:, 0] * std + mean + 1.0) / 2.0)
             absent = z[:, self.missing] > 0.5
-        cells = np.clip(cells, 0, self.known - 1)
-        return np.where(absent, self.known, cells).astype(np.int64) if self.nullable else cells.astype(np.int64)
+        cells = np.clip(cells, 0, self.value_cells - 1)
+        return np.where(absent, self.value_cells, cells).astype(np.int64) if self.nullable else cells.astype(np.int64)
 
     def fill(self, z: Floats, cells: Ints, mean: float, std: float, rng: np.random.Generator) -> None:
         """Writes cells into the zeros of rows; a number is uniform within its bin.
@@ -73,7 +73,7 @@ class Attribute:
             std: Its public scale.
             rng: The source of random numbers.
         """
-        absent = cells == self.known
+        absent = cells == self.value_cells
         if self.kind == "choice":
             places = cells - self.drop_first
             rows = np.flatnonzero(~absent & (places >= 0))
@@ -89,14 +89,14 @@ class Attribute:
     def _bin(self, share: Floats) -> Floats:
         """(n,) bin of each ``share`` of the way between the bounds; a whole number lies in one bin, never in two."""
         if not self.values:
-            return np.floor(share * self.known)
-        return np.floor(np.rint(share * (self.values - 1)) * self.known / self.values)
+            return np.floor(share * self.value_cells)
+        return np.floor(np.rint(share * (self.values - 1)) * self.value_cells / self.values)
 
     def _share(self, cells: Ints, level: Floats) -> Floats:
         """(n,) share of the way between the bounds, at ``level`` (0 to below 1) of each cell's numbers."""
         if not self.values:
-            return (cells + level) / self.known
-        first, last = (-(-bound * self.values // self.known) for bound in (cells, cells + 1))
+            return (cells + level) / self.value_cells
+        first, last = (-(-bound * self.values // self.value_cells) for bound in (cells, cells + 1))
         return (first + np.floor(level * (last - first))) / (self.values - 1)
 
 

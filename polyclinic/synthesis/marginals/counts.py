@@ -106,7 +106,7 @@ def _parts(attribute: Attribute, frequencies: Floats, least: float) -> Ints:
     numbers = np.arange(attribute.size)
     if attribute.kind == "flag" or attribute.label or least <= 0:
         return numbers
-    present = frequencies[: attribute.known]
+    present = frequencies[: attribute.value_cells]
     merged = _neighbours(present, least) if attribute.kind == "number" else _rare(present, least)
     return np.append(merged, merged.max() + 1) if attribute.nullable else merged
 

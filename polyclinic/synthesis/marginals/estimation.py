@@ -88,7 +88,7 @@ def maximal(sizes: Ints, cliques: Sequence[Clique]) -> list[Clique]:
     cost = {column: float(logs[[column, *others]].sum()) for column, others in near.items()}
     joined: list[set[int]] = []
     while near:
-        column = min(near, key=lambda one: (cost[one], one))
+        column = min(near, key=lambda candidate: (cost[candidate], candidate))
         others = near.pop(column)
         if not any(others | {column} <= before for before in joined):
             joined.append(others | {column})

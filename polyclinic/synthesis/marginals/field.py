@@ -183,7 +183,8 @@ def order_of(
     while len(order) < columns:
         done = set(order)
         nearest = max(
-            (column for column in range(columns) if column not in done), key=lambda one: len(near[one] & done)
+            (column for column in range(columns) if column not in done),
+            key=lambda candidate: len(near[candidate] & done),
         )
         order.append(nearest)
         parents.append(tuple(sorted(near[nearest] & done)))

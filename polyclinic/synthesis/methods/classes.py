@@ -85,13 +85,13 @@ def distributions(sums: Sums, pooled: Sums, noise: Sums, hot: Hot, label: Floats
     }  # fmt: skip
 
 
-def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
+def evidence(estimates: Arrays, hot: Hot) -> tuple[Floats, Floats]:
     """(C,) and (C, features): the logarithm of each class' chance of a patient is their sum with the features' products.
 
     Features as in ``Sums``, without shares. A set of codes counts as so many draws, one after another, from the class' codes.
     """
-    frequencies, mean, variance = found["frequencies"], found["mean"], found["variance"]
-    bias = np.log(found["shares"]) - 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=1)
+    frequencies, mean, variance = estimates["frequencies"], estimates["mean"], estimates["variance"]
+    bias = np.log(estimates["shares"]) - 0.5 * (mean**2 / variance + np.log(variance)).sum(axis=1)
     weights = np.zeros_like(frequencies)
     chance = frequencies[:, hot.singles]
     weights[:, hot.singles] = np.log(chance / (1.0 - chance))
@@ -103,7 +103,7 @@ def evidence(found: Arrays, hot: Hot) -> tuple[Floats, Floats]:
         bias += none[:, 0]
     for at in hot.sets:
         weights[:, at] = np.log(frequencies[:, at] / frequencies[:, at].sum(axis=1, keepdims=True))
-    counts = np.log(found["counts"]).reshape(len(bias), len(hot.sets) * (hot.most + 1))
+    counts = np.log(estimates["counts"]).reshape(len(bias), len(hot.sets) * (hot.most + 1))
     return bias, np.concatenate([weights, counts, mean / variance, -0.5 / variance], axis=1)
 
 

@@ -117,7 +117,7 @@ class Latent:
             rows, columns, twice = pairs(chosen.shape[1])
             main = twice * chosen[:, rows] * chosen[:, columns] / self._watched_square
         else:
-            vectors = np.concatenate([np.full((len(z), 1), self._one), features * self._scale], axis=1)
+            vectors = np.concatenate([np.full((len(z), 1), self._unit_weight), features * self._scale], axis=1)
             height = features @ question["weights"].T + question["bias"]
             chance = np.exp(height - height.max(axis=1, keepdims=True))
             chance /= chance.sum(axis=1, keepdims=True)
@@ -283,7 +283,7 @@ class Latent:
         return self._hot.square + (self._reach**2 if self._basis.numeric.any() else 0.0)
 
     @cached_property
-    def _one(self) -> float:
+    def _unit_weight(self) -> float:
         """What a share, a 0/1 number and a number of codes count for."""
         hot = 1.0 + self._hot.square + len(self._hot.sets)
         numbers = float(self._basis.numeric.sum())
@@ -293,8 +293,10 @@ class Latent:
     def _scale(self) -> Floats:
         """(features,) what they are multiplied by in a vector, so that it is no longer than 1."""
         numbers = float(self._basis.numeric.sum())
-        each = np.sqrt(0.5 * numbers) * self._one
-        return np.repeat([self._one, self._one, each / self._reach, each / self._reach**2], self._widths)
+        each = np.sqrt(0.5 * numbers) * self._unit_weight
+        return np.repeat(
+            [self._unit_weight, self._unit_weight, each / self._reach, each / self._reach**2], self._widths
+        )
 
     def _features(self, z: Floats, hot: Floats, scored: Floats) -> Floats:
         """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components of ``scored`` rows and their squares."""
@@ -313,7 +315,7 @@ class Latent:
     def _split(self, means: Floats) -> Sums:
         """Of (C, 1 + features) sums of vectors."""
         cuts = np.cumsum((1, *self._widths))[:-1]
-        shares, hot, counts, first, second = np.split(means / np.append(self._one, self._scale), cuts, axis=1)
+        shares, hot, counts, first, second = np.split(means / np.append(self._unit_weight, self._scale), cuts, axis=1)
         return Sums(shares[:, 0], hot, counts.reshape(len(means), len(self._hot.sets), self.most + 1), first, second)
 
     def _classes_of(self, state: Arrays) -> Arrays:

@@ -65,7 +65,9 @@ def findings(subject: Subject) -> list[Finding]:
 def sensitivity(subject: Subject) -> Finding:
     """The most that one patient, typical or extreme, moves a sum, in clip norms: at most 1 when it is added or removed."""
     if isinstance(subject, Fixed) and subject.parts:
-        return max((sensitivity(replace(part, parts=())) for part in subject.parts), key=lambda one: one.measured)
+        return max(
+            (sensitivity(replace(part, parts=())) for part in subject.parts), key=lambda finding: finding.measured
+        )
     build, arrays = subject.model()
     pairs, settings = neighbours(subject), noiseless(subject.settings)
     hospitals = [
@@ -184,10 +186,10 @@ def several(subject: Subject, build: Builder, arrays: Arrays, wanted: int) -> tu
     return told_apart(subject, build, arrays, wanted)
 
 
-def as_claimed(view: View, found: Reals) -> Iterator[Finding]:
+def as_claimed(view: View, patient_counts: Reals) -> Iterator[Finding]:
     """Statistics of the (rounds, sites, patients) counts against those of draws from the view's law."""
     draw = generator(0, "audit", "counts")
-    law = np.array([_moments(counts(view.settings, found.shape, draw)) for _ in range(_REFERENCES)])
+    law = np.array([_moments(counts(view.settings, patient_counts.shape, draw)) for _ in range(_REFERENCES)])
     middle, width = law.mean(axis=0), 6.0 * law.std(axis=0) + ROUNDING
     names = {
         "sample rate": "mean steps of a patient in a round",
@@ -195,17 +197,19 @@ def as_claimed(view: View, found: Reals) -> Iterator[Finding]:
         "patients' turns": "variance of a patient's steps",
         "pairs": "mean square covariance of two patients",
     }
-    for (name, what), measured, mid, far in zip(names.items(), _moments(found), middle, width, strict=True):
+    for (name, what), measured, mid, far in zip(names.items(), _moments(patient_counts), middle, width, strict=True):
         yield Finding(view.named(name), what, float(measured), float(mid - far), float(mid + far))
 
 
-def _moments(found: Reals) -> Reals:
+def _moments(patient_counts: Reals) -> Reals:
     """(4,) statistics of (rounds, sites, patients) counts, which tell ways of sampling apart; the last is 0 without pairs."""
-    mean = found.mean()
-    apart = (found - mean).reshape(-1, found.shape[2])
+    mean = patient_counts.mean()
+    apart = (patient_counts - mean).reshape(-1, patient_counts.shape[2])
     covariance = apart.T @ apart / len(apart)
     pairs = covariance[np.triu_indices(len(covariance), k=1)]
-    return np.array([mean, apart.sum(axis=1).var(), found.sum(axis=0).var(), np.mean(pairs**2) if pairs.size else 0.0])
+    return np.array(
+        [mean, apart.sum(axis=1).var(), patient_counts.sum(axis=0).var(), np.mean(pairs**2) if pairs.size else 0.0]
+    )
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ class Hospital:
 
 def train(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], settings: TrainSettings,
-    public_patients: float, kept: Sequence[Mapping[str, np.ndarray]],
+    public_patients: float, states: Sequence[Mapping[str, np.ndarray]],
 ) -> list[SiteUpdate]:  # fmt: skip
     """The hospitals' updates by the task's own code, with the fault where one is planted; always in float64.
 
@@ -122,14 +122,14 @@ def train(
         hospitals: The hospitals, with their rows and streams.
         settings: The settings of the round.
         public_patients: The public number of patients of each hospital.
-        kept: What each hospital kept from its last round.
+        states: What each hospital kept from its last round.
     """
     beside = {
         name: {label: np.zeros_like(value) for label, value in arrays.items()} for name in settings.local.receives
     }
     work = [
         SiteWork(site.rows, site.sampling, site.noise, public_patients, own, site.layers, beside=beside)
-        for site, own in zip(hospitals, kept, strict=True)
+        for site, own in zip(hospitals, states, strict=True)
     ]
     run = subject.fault.train or subject.task.train
     return run(build, arrays, work, replace(subject.fault.settings(settings), double=True))

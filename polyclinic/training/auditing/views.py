@@ -46,11 +46,11 @@ def views(task: Task, settings: TrainSettings) -> list[View]:
     return [_view(local_pass, pass_settings(settings, local_pass)) for local_pass in settings.local.passes(settings)]
 
 
-def _view(one: Pass, settings: TrainSettings) -> View:
+def _view(local_pass: Pass, settings: TrainSettings) -> View:
     def read(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) -> Reals:
-        return np.concatenate([np.ravel(update.beside[_SEEN + one.name][name]) for name in names])
+        return np.concatenate([np.ravel(update.beside[_SEEN + local_pass.name][name]) for name in names])
 
-    return View(one.name, settings, read, reported=not one.all_patients)
+    return View(local_pass.name, settings, read, reported=not local_pass.all_patients)
 
 
 def _update(names: Sequence[str], sent: Arrays, update: SiteUpdate, size: float) -> Reals:

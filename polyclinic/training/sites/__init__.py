@@ -24,13 +24,13 @@ from polyclinic.types import Arrays, Ints, Reals, under
 _KEPT = "local."
 
 
-def pass_settings(settings: TrainSettings, one: Pass) -> TrainSettings:
+def pass_settings(settings: TrainSettings, local_pass: Pass) -> TrainSettings:
     """By which the gradients of a pass are made; of one over all patients with as much noise as a batch's mean has."""
-    if not one.all_patients:
-        return replace(settings, local_steps=one.gradients)
+    if not local_pass.all_patients:
+        return replace(settings, local_steps=local_pass.gradients)
     noise = settings.noise_multiplier
     return replace(
-        settings, sample_rate=1.0, local_steps=one.gradients, denoise="none",
+        settings, sample_rate=1.0, local_steps=local_pass.gradients, denoise="none",
         noise_multiplier=None if noise is None else noise / settings.sample_rate,
     )  # fmt: skip
 
@@ -127,7 +127,7 @@ class TrainedSites(Sites):
         """Each hospital's update after the half's round."""
         trained = self.settings.local.round(self)
         self.settings.local.check_returned(trained, self.model)
-        models, kept_states = self._by_array(trained.model), self._kept(trained)
+        models, states_after = self._by_array(trained.model), self._states_after(trained)
         sent = {name: self._by_array(flat) for name, flat in trained.sent.items()}
         # Where training has nothing to say, of buffers and frozen parameters, what is sent beside the model is zero.
         zero = {name: np.zeros_like(value) for name, value in self._arrays.items() if value.dtype.kind == "f"}
@@ -135,7 +135,7 @@ class TrainedSites(Sites):
         means = _means(np.array(self._losses), np.array(self._sampled), len(self.work))
         return [
             SiteUpdate(
-                self._arrays | models[site] | self._buffers(), steps, means[site], kept_states[site],
+                self._arrays | models[site] | self._buffers(), steps, means[site], states_after[site],
                 {name: zero | parts[site] for name, parts in sent.items()},
                 {name: float(values[site]) for name, values in trained.metrics.items()},
             )
@@ -162,13 +162,13 @@ class TrainedSites(Sites):
             self._running[name] = running
         return self._running[name]
 
-    def _of_pass(self, kept: Mapping[str, np.ndarray], name: str) -> Arrays:
+    def _of_pass(self, state: Mapping[str, np.ndarray], name: str) -> Arrays:
         others = (_KEPT, OWN, *(f"{other}." for other in self._passes if other))
         if name:
-            return under(kept, f"{name}.")
-        return {key: value for key, value in kept.items() if not key.startswith(others)}
+            return under(state, f"{name}.")
+        return {key: value for key, value in state.items() if not key.startswith(others)}
 
-    def _kept(self, trained: Trained) -> list[Arrays]:
+    def _states_after(self, trained: Trained) -> list[Arrays]:
         """What each hospital keeps; a model of its own that is not finite is dropped, and the state of its passes too.
 
         So is an optimizer's state with a number that is not finite, which would make the next round's model so as well.
@@ -183,13 +183,13 @@ class TrainedSites(Sites):
             if self._passes[name].all_patients:
                 continue
             dumped = dump_state(running.optimizer, self._shapes, running.settings)
-            parts = zip(dumped, running.draws, running.denoiser.kept(), strict=True)
+            parts = zip(dumped, running.draws, running.denoiser.states_after(), strict=True)
             for site, (optimizer, drawn, filtered) in enumerate(parts):
                 if finite[site] or not name:
                     prefix, state = f"{name}." if name else "", optimizer | filtered
                     if not all(np.isfinite(value).all() for value in state.values()):
                         state = {}
-                    states[site] |= {prefix + key: value for key, value in (state | drawn.kept()).items()}
+                    states[site] |= {prefix + key: value for key, value in (state | drawn.state_after()).items()}
         for name, values in trained.kept.items():
             for site, value in enumerate(values.cpu().numpy()):
                 if np.isfinite(value).all():

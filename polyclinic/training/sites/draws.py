@@ -26,7 +26,7 @@ _NOTHING: Mapping[str, npt.NDArray[Any]] = {}
 
 
 class Draws:
-    """What one site draws in one call of ``train``; ``kept`` is what its next call begins from.
+    """What one site draws in one call of ``train``; ``state_after`` is what its next call begins from.
 
     Raises ConfigError when what the site kept belongs to other patients or parameters.
     """
@@ -76,7 +76,7 @@ class Draws:
             return None
         return taken(self._site.noise, steps * ((self._parameters + 1) // 2))
 
-    def kept(self) -> Arrays:
+    def state_after(self) -> Arrays:
         if self._batch_of is None:
             return {}
         arrays = {
@@ -88,15 +88,15 @@ class Draws:
         return {_KEPT + name: value for name, value in arrays.items()}
 
 
-def begun(kept: Mapping[str, npt.NDArray[Any]], settings: TrainSettings) -> bool:
+def begun(state: Mapping[str, npt.NDArray[Any]], settings: TrainSettings) -> bool:
     """Whether what a site kept holds the noise process of just these settings, paid for as a whole when it began."""
-    terms = kept.get(f"{_KEPT}terms")
+    terms = state.get(f"{_KEPT}terms")
     return terms is not None and np.array_equal(terms, _terms(settings))
 
 
-def without_draws(kept: Mapping[str, npt.NDArray[Any]]) -> Arrays:
+def without_draws(state: Mapping[str, npt.NDArray[Any]]) -> Arrays:
     """What a site kept, but for the noise process and its batches."""
-    return {name: value for name, value in kept.items() if not name.startswith(_KEPT)}
+    return {name: value for name, value in state.items() if not name.startswith(_KEPT)}
 
 
 def _terms(settings: TrainSettings) -> npt.NDArray[np.uint8]:

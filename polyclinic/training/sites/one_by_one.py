@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from polyclinic.errors import failing
 from polyclinic.privacy.clipping import ClippedSum, clipped_sum, privatise
 from polyclinic.training.local import Penalty
 from polyclinic.training.losses import Loss
@@ -39,6 +40,27 @@ def train_one(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSet
 
 def _train(build: Builder, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
     return _Alone(load(build, {**arrays, **site.own}).to(settings.device), arrays, site, settings).updates()[0]
+
+
+def check_hooks(module: nn.Module, features: int) -> None:
+    """Raises ConfigError for a module of which Opacus' hooks, the engine that is left, give no row's gradient."""
+    from opacus import GradSampleModule  # Opacus takes a second to load
+
+    first = next(module.parameters())
+    rows = torch.linspace(-1, 1, 3 * features, dtype=first.dtype).reshape(3, features)
+    with failing("No engine gives each patient's gradient of this model, and Opacus says"), seeded(0):
+        hooked = GradSampleModule(module.train(), loss_reduction="sum", strict=True)
+        torch.autograd.backward(hooked(rows).sum())
+        lacking = [
+            name for name, value in module.named_parameters() if value.requires_grad and not _is_by_row(value, 3)
+        ]
+        if lacking:
+            raise ValueError(f"{lacking[0]} has no gradient of each row")
+
+
+def _is_by_row(parameter: torch.nn.Parameter, rows: int) -> bool:
+    gradient = getattr(parameter, "grad_sample", None)
+    return isinstance(gradient, Tensor) and gradient.shape == (rows, *parameter.shape)
 
 
 class _Alone(TrainedSites):

@@ -50,21 +50,21 @@ def slot_names(settings: TrainSettings) -> tuple[str, ...]:
 
 
 def restore_state(
-    kept: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int], settings: TrainSettings, dtype: torch.dtype,
+    states: Sequence[Mapping[str, np.ndarray]], sizes: Sequence[int], settings: TrainSettings, dtype: torch.dtype,
     device: torch.device | str = "cpu",
 ) -> OptimizerState:  # fmt: skip
-    """The sites' kept states stacked, on ``device``; zeros where a site has kept none.
+    """The sites' states stacked, on ``device``; zeros where a site has kept none.
 
     Args:
-        kept: For each site ``{"<index of the parameter>.<slot>": array}``, as ``dump_state`` and torch.optim have it.
+        states: For each site ``{"<index of the parameter>.<slot>": array}``, as ``dump_state`` and torch.optim have it.
         sizes: The parameters' numbers of elements.
         settings: The settings of the round, with the optimizer.
         dtype: Of the stacked slots.
         device: Where they are.
     """
-    slots = {name: torch.zeros(len(kept), sum(sizes), dtype=dtype, device=device) for name in slot_names(settings)}
-    steps = torch.zeros(len(kept), device=device)
-    for site, state in enumerate(kept):
+    slots = {name: torch.zeros(len(states), sum(sizes), dtype=dtype, device=device) for name in slot_names(settings)}
+    steps = torch.zeros(len(states), device=device)
+    for site, state in enumerate(states):
         if any(f"0.{name}" not in state for name in slots):
             continue
         for name, slot in slots.items():
@@ -143,16 +143,16 @@ _KEPT = "filter."
 
 
 class GradientFilter:
-    """The filter of S models at once; ``kept`` is what each site's next call begins from. Without one it passes all on."""
+    """The filter of S models at once; ``states_after`` is what each next call begins from. Without one it passes all on."""
 
-    def __init__(self, kept: Sequence[Mapping[str, np.ndarray]], settings: TrainSettings, start: Tensor) -> None:
+    def __init__(self, states: Sequence[Mapping[str, np.ndarray]], settings: TrainSettings, start: Tensor) -> None:
         """start: (S, P), for shape and type alone."""
         self._kind, self._settled = settings.denoise, settings.denoise_gain
         # Relative to the noise of a release, the drift at which the gain settles there.
         self._drift = self._settled**2 / (1 - self._settled) if self._settled < 1 else 0.0
         self._estimate, self._direction = torch.zeros_like(start), torch.zeros_like(start)
         self._gain = np.zeros(len(start))
-        for site, state in enumerate(kept):
+        for site, state in enumerate(states):
             if f"{_KEPT}gain" in state:
                 self._gain[site] = float(state[f"{_KEPT}gain"])
                 self._estimate[site] = torch.from_numpy(np.array(state[f"{_KEPT}estimate"]))
@@ -184,7 +184,7 @@ class GradientFilter:
         if self.looks_ahead:
             self._direction = step
 
-    def kept(self) -> list[Arrays]:
+    def states_after(self) -> list[Arrays]:
         if self._kind == "none":
             return [{} for _ in self._gain]
         return [

@@ -64,10 +64,10 @@ def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
 
 
 def _without_records(
-    site: int, number: int, own: Arrays, kept: Arrays, beside: Mapping[str, Arrays], config: Mapping[str, float]
+    site: int, number: int, own: Arrays, state: Arrays, beside: Mapping[str, Arrays], config: Mapping[str, float]
 ) -> SiteWork:
     rows = Rows(np.zeros((1, 1)), np.zeros(1, int), np.zeros(1, int), 1)
     unused = system_stream()
     return SiteWork(
-        rows, unused, unused, 1.0, kept=kept, own=own, beside=beside, config=config, number=site, round=number
+        rows, unused, unused, 1.0, kept=state, own=own, beside=beside, config=config, number=site, round=number
     )

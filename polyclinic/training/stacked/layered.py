@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vjp, vmap
 from torch.nn import functional
+from torch.nn.utils.parametrize import is_parametrized
 
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import Penalty
@@ -77,6 +78,8 @@ def layered(module: nn.Module) -> Layered | str:
         return "it has hooks"
     if any("forward" in vars(part) for part in module.modules()):
         return "it has a part whose forward is its own"
+    if any(map(is_parametrized, module.modules())):
+        return "it computes weights from other parameters"
     if not all(p.requires_grad for p in module.parameters()):
         return "it has frozen parameters"
     layers, start = dict[nn.Module, Layer](), 0

@@ -81,7 +81,7 @@ def test_no_combination_of_levels_loses_less_than_the_one_that_is_chosen(
         losses = {}
         for levels in product(*(range(one.top + 1) for one in ladders)):
             numbers = [one.numbers[level] for one, level in zip(ladders, levels, strict=True)]
-            kept = demand.kept(combined(numbers))
+            kept = demand.staying(combined(numbers))
             if not demand.too_many(kept):
                 lost = [np.where(kept, one.losses[level][one.numbers[level]], 1.0).mean()
                         for one, level in zip(ladders, levels, strict=True)]  # fmt: skip
@@ -108,9 +108,9 @@ def test_a_release_is_what_was_asked_for(
     after = spread(found.records, QUASI, "disease", unit)
     assert l_diversity(after) >= l
     assert t is None or t_closeness(after) <= t + 1e-9
-    gone = records["id"][~found.kept].nunique()
+    gone = records["id"][~found.staying].nunique()
     assert gone <= suppression * records["id"].nunique()
-    pd.testing.assert_frame_equal(found.records.drop(columns=QUASI), records[found.kept].drop(columns=QUASI))
+    pd.testing.assert_frame_equal(found.records.drop(columns=QUASI), records[found.staying].drop(columns=QUASI))
 
 
 def test_a_patient_with_several_rows_does_not_hide_itself() -> None:
@@ -125,7 +125,7 @@ def test_a_patient_with_several_rows_does_not_hide_itself() -> None:
 def test_suppression_counts_patients_who_lose_a_row() -> None:
     records = pd.DataFrame({"id": [1, 2, 3, 4, 4, 4], "zip": ["a", "a", "a", "a", "b", "c"]})
     kept = anonymise(Records(records, ["zip"], unit="id"), Target(3, suppression=0.25))
-    assert kept.kept.tolist() == [True] * 4 + [False] * 2 and kept.k == 4
+    assert kept.staying.tolist() == [True] * 4 + [False] * 2 and kept.k == 4
     with_less = anonymise(Records(records, ["zip"], unit="id"), Target(3, suppression=0.2))
     assert with_less.records["zip"].tolist() == ["*"] * 6
 
@@ -134,7 +134,7 @@ def test_local_recoding_loses_less_and_its_labels_hold_its_cells() -> None:
     records = table(rows=400)
     full, local = (anonymise(Records(records, QUASI), Target(5), method=method) for method in ("lattice", "mondrian"))
     assert local.loss["loss"] < full.loss["loss"] and local.loss["discernibility"] < full.loss["discernibility"]
-    assert local.kept.all() and local.levels is None and local.k >= 5
+    assert local.staying.all() and local.levels is None and local.k >= 5
     for released, age in zip(local.records["age"], records["age"], strict=True):
         low, _, high = released.partition("-")
         assert int(low) <= age <= int(high or low)

@@ -98,8 +98,8 @@ def restore_hospital(backup: Path, folder: Path, journal: Path | None) -> dict[s
         As ``restore``, with ``charges``: how many the backup lacked.
 
     Raises:
-        ConfigError: Also where the journal does not go on from the backup's, or its node answers on this machine. And where a
-            ``home`` outside the folder is there already, as after a restore that was killed.
+        ConfigError: Also where the journal does not go on from the backup's, or its node answers on this machine. A ``home``
+            outside the folder must not be there already.
         DataError: Also where a ledger or a journal is damaged.
     """
     brought: list[int] = []

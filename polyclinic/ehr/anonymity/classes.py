@@ -191,8 +191,8 @@ def uniqueness(
         most: The largest number of columns in a set; None means all of them.
 
     Returns:
-        A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first: ``unique`` patients have a row that
-        agrees with no other patient's in the columns, and ``share`` is their share of all patients (0 to 1).
+        A list of ``{"columns", "k", "classes", "unique", "share"}``, small sets first. So many patients
+        (``unique``, and their ``share`` of all, 0 to 1) have a row that agrees with no other patient's in the columns.
 
     Raises:
         DataError: For a column that is not there, an identifier that is missing, and more sets than ``MOST_SETS``.

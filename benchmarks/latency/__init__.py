@@ -223,7 +223,8 @@ def table(result: Mapping[str, Any]) -> str:
         more = "" if row["way"] == "ours" else f" ({row['processor_ratio']:.1f}x)"
         cells = [TITLES[row["way"]], f"{row['seconds']:.1f}{times}", f"{row['run_seconds']:.0f}"]
         cells += [f"{row['processor_seconds']:.2f}{more}", f"{row['idle_processor_seconds']:.2f}"]
-        cells += [f"{row['waiting_megabytes']:.0f} MB", f"{row['node_megabytes']:.0f} MB"]
+        waiting = row.get("waiting_megabytes")  # not measured before 2026-11-27
+        cells += ["-" if waiting is None else f"{waiting:.0f} MB", f"{row['node_megabytes']:.0f} MB"]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + (
         f"\n\n{terms['sites']} hospitals, the coordinator and all else on one machine over loopback with TLS, {terms['rounds']} "

@@ -23,11 +23,17 @@ def test_a_tree_is_a_process_with_all_below_it_and_counts_those_that_ended() -> 
     process.communicate()
 
 
-def test_the_committed_result_is_of_the_whole_size_and_is_what_the_page_shows() -> None:
-    result = json.loads(latency.place(2)[0].read_text())
-    assert result["terms"] == {"sites": 2, "rounds": 4, "local_steps": 2, "patients": 150}
-    assert [row["way"] for row in result["rows"]] == ["ours", "flower"]
+@pytest.mark.parametrize(("sites", "ways"), [(2, ["ours", "flower"]), (30, ["ours"])])
+def test_the_committed_result_is_of_the_whole_size_and_is_what_the_page_shows(sites: int, ways: list[str]) -> None:
+    result = json.loads(latency.place(sites)[0].read_text())
+    assert result["terms"] == {"sites": sites, "rounds": 4, "local_steps": 2, "patients": 150}
+    assert [row["way"] for row in result["rows"]] == ways
     assert latency.table(result) in latency.PAGE.read_text()
+
+
+def test_thirty_nodes_that_wait_are_small() -> None:
+    [row] = json.loads(latency.place(30)[0].read_text())["rows"]
+    assert row["waiting_megabytes"] < 250
 
 
 def test_a_thousand_rounds_leave_no_more_than_their_records() -> None:

@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -71,7 +71,10 @@ def test_hospital_and_coordinator_are_upgraded_as_the_page_says(
     federation.hospital("north", federation.ports[1])
     federation.register("north")
     federation.start("hospital", "north", earlier)
-    connected: Callable[[], bool] = lambda: federation.status("north") == "online"  # noqa: E731
+
+    def connected() -> bool:
+        return federation.status("north") == "online"
+
     wait_for(connected)
 
     def run() -> RunResult:

@@ -17,9 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from polyclinic import Federation
 from polyclinic.deployment.environment import flower_settings, with_settings
 from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
+from tests.objectives import cohorts
 
 pytestmark = pytest.mark.flower
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +172,39 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
         assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
     everything = b"".join(path.read_bytes() for path in result.path.rglob("*") if path.is_file())
     assert b"records.csv" not in everything
+
+
+@pytest.mark.slow
+def test_an_objective_on_flowers_own_supernodes_gives_the_simulations_model(tmp_path: Path) -> None:
+    """All steps are the same but for noise, which a real hospital draws from the operating system; here it is next to none."""
+    kind, objective, files = "survival", "hazards", []
+    for name, part in cohorts.two_hospitals(kind).load().groupby("site"):
+        folder = tmp_path / name
+        folder.mkdir()
+        part.drop(columns="site").to_csv(folder / "records.csv", index=False)
+        cohorts.schema(kind).to_toml(folder / "schema.toml")
+        files.append(folder / "hospital.toml")
+        files[-1].write_text(
+            f'site = "{name}"\ndata = "records.csv"\nschema = "schema.toml"\nhome = "home"\n[policy]\ndelta = 1e-3\n'
+            "budget = 20000.0\nsmallest-noise-multiplier = 0.001\nrelease-metrics = true\nrelease-predictions = true\n"
+        )
+    privacy = {"epsilon": 10_000.0, "delta": 1e-3, "patients_per_site": 110}
+    theirs = _run_on_supernodes(
+        tmp_path, files, "rounds=3 training.local-steps=2 seed=5 "
+        + " ".join(f"privacy.{key.replace('_', '-')}={value}" for key, value in privacy.items()),
+    )  # fmt: skip
+    # The same patients are held out: a simulation of hospital files would tell apart equal ids of two hospitals.
+    here = Federation.from_dataset(
+        "tests.objectives.cohorts:two_hospitals", dataset_options={"kind": kind}, out=str(tmp_path / "here")
+    )
+    ours = here.run(rounds=3, training={"local_steps": 2}, privacy=privacy, seed=5, pictures=False)
+    assert theirs.summary["objective"] == ours.summary["objective"] and ours.summary["objective"]["name"] == objective
+    assert theirs.summary["model"] == ours.summary["model"] and not theirs.summary["simulation"]
+    for name, value in ours.arrays.items():
+        np.testing.assert_allclose(theirs.arrays[name].numpy(), value.numpy(), rtol=0, atol=0.01)
+    assert max(np.abs(value.numpy()).max() for value in ours.arrays.values()) > 0.05
+    for metric, value in ours.pooled.items():
+        assert theirs.pooled[metric] == pytest.approx(value, rel=0.02, abs=0.02), metric
 
 
 def _run_on_supernodes(tmp_path: Path, hospitals: list[Path], keys: str) -> RunResult:

@@ -88,6 +88,7 @@ def _break_checkpoint(place: Place, strike: Strike) -> str:
     time.sleep(strike.random.uniform(0, 3))
     for process in place.server_apps():
         _kill(process)
+    _soon(lambda: not place.server_apps())  # one that has not ended yet could put a whole file in its place
     content = found[0].read_bytes()
     torn = strike.random.choice([b"", content[: len(content) // 2], _flipped(content, strike.random)])
     # What is kept has the same inode: a disk's fault is of one place alone.

@@ -260,8 +260,7 @@ def _restore(place: Place, strike: Strike) -> str:
     back_up(hospital.folder, backup, {"home": hospital.home})
     time.sleep(strike.lasting)
     place.kill(strike.hospital)
-    for process in place.processes(strike.hospital):
-        _kill(process)
+    _soon(lambda: not [process for process in place.processes(strike.hospital) if _kill(process)])
     _soon(lambda: not (hospital.home / "filler").exists())  # another fault's, which needs the disk
     journal = federation / f"journal-{time.time_ns()}"
     journal.write_bytes((hospital.home / JOURNAL).read_bytes() if (hospital.home / JOURNAL).exists() else b"")

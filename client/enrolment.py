@@ -106,9 +106,9 @@ def refused(site: str, refusal: BudgetRefused) -> RecordDict:
     return _answer(site, str(refusal).removeprefix(f"{site}: "))
 
 
-def _answer(site: str, refusal: str = "", **said: Any) -> RecordDict:
+def _answer(site: str, refusal: str = "", **fields: Any) -> RecordDict:
     who = {"site": site, "versions": _versions(), "refusal": refusal}
-    return RecordDict({RECORD: ConfigRecord({**who, **said})})
+    return RecordDict({RECORD: ConfigRecord({**who, **fields})})
 
 
 @cache

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from http.client import HTTPException, HTTPSConnection
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import getproxies, proxy_bypass
 
 from polyclinic.client.home.approvals import paused
 from polyclinic.deployment.certificates import certificate_problem, expiry
@@ -45,7 +45,7 @@ def _coordinator(node: HospitalNode) -> dict[str, Any]:
     try:
         with closing(_connection(host, port, ssl.create_default_context(cafile=str(node.ca)))) as connection:
             connection.connect()
-            until = str(connection.sock.getpeercert()["notAfter"])
+            until = str((connection.sock.getpeercert() or {})["notAfter"])
         ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
         return {
             "address": node.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends), "days": _days(ends),
@@ -59,9 +59,9 @@ def _coordinator(node: HospitalNode) -> dict[str, Any]:
 
 def _connection(host: str, port: int, context: ssl.SSLContext) -> HTTPSConnection:
     """By the proxy that HTTPS_PROXY or ALL_PROXY names, unless NO_PROXY leaves the host out, as the node itself connects."""
-    proxies = getproxies_environment()
+    proxies = getproxies()
     proxy = proxies.get("https") or proxies.get("all")
-    if not proxy or proxy_bypass_environment(host):
+    if not proxy or proxy_bypass(host):
         return HTTPSConnection(host, port, timeout=_SECONDS, context=context)
     via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     connection = HTTPSConnection(via.hostname or "", via.port or 80, timeout=_SECONDS, context=context)

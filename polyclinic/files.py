@@ -132,16 +132,27 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
+def locked(path: Path, refusal: str, patience: float = 0.0) -> Iterator[None]:
     """No other process holds the lock of the file ``path`` meanwhile; a process that is killed lets go.
 
-    Raises ConfigError with the sentence ``refusal`` when another process holds it.
+    Args:
+        path: The file, which is made where there is none.
+        refusal: The sentence of the error.
+        patience: Seconds for which a lock that another process holds is tried again.
+
+    Raises:
+        ConfigError: With ``refusal``, when another process still holds it.
     """
+    deadline = time.monotonic() + patience
     with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(refusal) from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise ConfigError(refusal) from None
+            time.sleep(0.05)
         yield
 
 

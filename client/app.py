@@ -134,15 +134,15 @@ def _in_mods(message: Message, context: Context) -> Message:
 app = HospitalApp()
 
 
-def _one(message: Message, context: Context) -> Message:
+def _handle(message: Message, context: Context) -> Message:
     return app.call_stack([message], [context])[0]
 
 
 for _query in _ANSWERS:
     if _query.startswith("query."):
-        app.query(_query.removeprefix("query."))(_one)
-app.train()(_one)
-app.evaluate()(_one)
+        app.query(_query.removeprefix("query."))(_handle)
+app.train()(_handle)
+app.evaluate()(_handle)
 
 
 def _read(kind: type[Request], message: Message, context: Context, given: RunConfig | Exception) -> Call[Any] | Answer:

@@ -42,12 +42,15 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
     def answer(call: Call[EnrolRequest]) -> RecordDict:
         hospital, policy = call.hospital, call.hospital.policy
         asks = hospital.under_control and (call.request.trains or bool(call.request.question))
-        if asks:
+        obstacle: dict[str, Any] = {}
+        if hospital.under_control:
             from polyclinic.client.home.approvals import pausing, standing  # what a simulation does without
 
-            if obstacle := pausing(hospital):  # before any record is read
-                return _answer(hospital.site, **obstacle)
-        hospital.shard()
+            obstacle = pausing(hospital)
+        if obstacle and asks:
+            return _answer(hospital.site, **obstacle)
+        if not obstacle:  # no record is read in a pause
+            hospital.shard()
         if call.config.gpus and call.request.trains and not torch.cuda.is_available():
             raise ConfigError(
                 f"Configuration key 'gpus' has the value {call.config.gpus:g}, but torch finds no GPU at this node."
@@ -103,9 +106,9 @@ def refused(site: str, refusal: BudgetRefused) -> RecordDict:
     return _answer(site, str(refusal).removeprefix(f"{site}: "))
 
 
-def _answer(site: str, refusal: str = "", **said: Any) -> RecordDict:
+def _answer(site: str, refusal: str = "", **fields: Any) -> RecordDict:
     who = {"site": site, "versions": _versions(), "refusal": refusal}
-    return RecordDict({RECORD: ConfigRecord({**who, **said})})
+    return RecordDict({RECORD: ConfigRecord({**who, **fields})})
 
 
 @cache

@@ -261,7 +261,7 @@ def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteW
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
-        kept={name: value for name, value in state.items() if name not in (RESIDUAL, _CHARGE)},
+        state={name: value for name, value in state.items() if name not in (RESIDUAL, _CHARGE)},
         layers=hospital.stream("layers", request.round),
         own={name: value for name, value in own_arrays(state).items() if name in question.local},
         beside=question.beside,
@@ -275,7 +275,7 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
     """What leaves of the site's update; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
     trained, origin = question.shared(update.arrays), question.origin
-    how, upload, state_after = compression(config), trained, update.kept
+    how, upload, state_after = compression(config), trained, update.state
     own = {OWN + name: update.arrays[name] for name in question.local}
     if all(np.isfinite(value).all() for value in own.values()):  # otherwise it begins again from what it is sent
         state_after = state_after | own

@@ -76,14 +76,30 @@ class Target:
         return LocalGrid(_CLIENT, len(simulated_sites(self.config)), self.config.flat())
 
     def cost(self, epsilon: float | None = None, share: float | None = None, exact: bool = False) -> float | None:
-        """As the function ``cost``, of the target's budget."""
+        """As the function ``cost``, of the target's budget.
+
+        Args:
+            epsilon: What it may cost each hospital.
+            share: In its place, the part of the budget, above 0 and at most 1.
+            exact: In place of both, exact numbers, which are not private.
+
+        Raises:
+            ConfigError: Not exactly one of the three is given, or a share is impossible or of no budget.
+        """
         return cost(epsilon, share, exact, self.budget)
 
 
 def cost(epsilon: float | None, share: float | None, exact: bool, budget: float | None) -> float | None:
-    """What a question may cost each hospital: ``epsilon``, or the part ``share`` of ``budget``; None is ``exact``.
+    """What a question may cost each hospital, in epsilon; None where its answer is exact.
 
-    Raises ConfigError unless exactly one is given, and a share is of a budget.
+    Args:
+        epsilon: The cost itself.
+        share: In its place, the part of ``budget``, above 0 and at most 1.
+        exact: In place of both, an exact answer, which is not private.
+        budget: The ledger's budget, in epsilon; None without.
+
+    Raises:
+        ConfigError: Not exactly one of the first three is given, or a share is impossible or of no budget.
     """
     if (epsilon is not None) + (share is not None) + exact != 1:
         raise ConfigError("Give exactly one of epsilon, share (of the budget) and exact (without privacy).")
@@ -102,8 +118,11 @@ def simulated(
     """All hospitals of a dataset, as ``simulated_by`` has them.
 
     Args:
-        ledger: The file that is charged, begun if there is none. Its terms stay: ``privacy.delta`` and ``relation`` (of a new
-            one as a run's, and "add-remove") must be its own; ``budget`` takes the place of its budget (none for a new one).
+        dataset: The dataset's name.
+        ledger: The file that is charged, begun if there is none. Its terms stay, so that a given ``privacy.delta`` must be its
+            own; a new one has a run's.
+        relation: Which data sets are neighbours, which must be the ledger's own; None is that, and "add-remove" of a new one.
+        budget: In epsilon, above 0, in place of the ledger's budget; None is that, and no budget of a new one.
         options: Configuration keys, as ``sites``, ``seed`` (of the split and, with the number of the ledger's questions before,
             of the noise), ``privacy={"delta": 1e-5}`` or ``data={"schema_file": "schema.toml"}``.
 
@@ -114,7 +133,15 @@ def simulated(
 
 
 def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, budget: float | None = None) -> Target:
-    """All hospitals of a configuration's dataset. Arguments and errors as those of ``simulated``."""
+    """All hospitals of a configuration's dataset.
+
+    Args:
+        config: The configuration, whose ``privacy.delta`` must be the ledger's own where it is given.
+        ledger, relation, budget: As in ``simulated``.
+
+    Raises:
+        ConfigError: As of ``simulated``.
+    """
     if budget is not None and not budget > 0:
         raise ConfigError(f"budget must be positive, got {budget}.")
     begun = next((site.terms for site in _in_ledger(ledger)), None)
@@ -175,10 +202,15 @@ _PREPARED = {"schema": ("prepared.toml", "preparation.json"), "imputer": ("imput
 
 
 def prepare(out: Path, target: Target | Grid | Askable, question: Survey | Relations) -> dict[str, Any]:
-    """Write what a survey or relations make, and its statement, into the folder ``out``; returns the statement, with the path.
+    """Write what a survey or relations make, and its statement, into a folder; returns the statement, with the path.
 
     A survey, of all features where it names no columns, makes ``prepared.toml`` and ``preparation.json``. Relations make
     ``imputer.json`` and ``imputer-statement.json``; the imputer is of the features under the schema, so prepare that first.
+
+    Args:
+        out: The folder, made if there is none; it must not hold what was prepared before.
+        target: The hospitals that are asked.
+        question: What they are asked.
 
     Raises:
         ConfigError: Before anything is charged, also where ``out`` holds what was prepared before or cannot be written.

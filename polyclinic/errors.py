@@ -95,9 +95,14 @@ def traceback_of(error: BaseException) -> str:
 
 
 def several(names: Iterable[str], most: int = 5, between: str = ", ") -> str:
-    """The names, the first ``most`` of them where there are more: ``"a, b and 9,998 more"``.
+    """The names, or the first of them where there are more: ``"a, b and 9,998 more"``.
 
     A name that cannot be printed on one line, as a damaged file may hold, is escaped.
+
+    Args:
+        names: The names, in their order.
+        most: How many are given at most.
+        between: What stands between them.
     """
     every = list(names)
     more = f" and {len(every) - most:,} more" if len(every) > most else ""

@@ -199,7 +199,16 @@ class Federation:
 
     @classmethod
     def from_frame(cls, table: pd.DataFrame, site: str, label: str, patient: str = "", **options: Any) -> Federation:
-        """As ``from_tables``, of one data frame whose column ``site`` names each row's hospital."""
+        """As ``from_tables``, of one data frame.
+
+        Args:
+            table: The rows of all hospitals.
+            site: The column that names each row's hospital.
+            label, patient, options: As in ``from_tables``.
+
+        Raises:
+            ConfigError, DataError: As of ``from_tables``.
+        """
         frames = hold({"all": table})
         return cls._of_tables({"frames": frames, "site": site, "label": label, "patient": patient}, options)
 
@@ -259,9 +268,15 @@ class Federation:
     ) -> RunResult:
         """Train, write the run's folder, and return the result.
 
-        ``comparison`` also trains without privacy and with each hospital alone. ``progress``: who watches; True tells of it
-        in one line that is written over, which suits a notebook. ``pictures``: False saves half a second in each of many
-        runs, whose reports are of tables alone until ``report`` is called. Raises PolyclinicError in one sentence.
+        Args:
+            progress: Who watches, if anybody; True tells of it in one line that is written over, which suits a notebook.
+            comparison: Whether the run also trains without privacy, and each hospital alone.
+            pictures: False saves half a second in each of many runs, whose reports are of tables alone until ``report`` is
+                called.
+            options: Configuration keys of this run alone.
+
+        Raises:
+            PolyclinicError: The run cannot begin or fails; one sentence says why.
         """
         config = self.with_options(**options).config
         if isinstance(progress, bool):
@@ -283,12 +298,15 @@ class Federation:
         ledger: Path | None = None,
         **options: Any,
     ) -> Described:
-        """Table 1 of the hospitals' patients, by a ``releases.description.Description`` of the ``columns`` with the ``options``.
+        """Table 1 of the hospitals' patients.
 
         Args:
+            columns: Their names; none describes all that can be.
             by: A column of categories whose groups are compared.
-            epsilon: What it may cost each hospital. ``exact`` in its place gives exact numbers, which are not private.
+            epsilon: What it may cost each hospital.
+            exact: In its place, exact numbers, which are not private.
             ledger: The file that is charged, begun if there is none; by default a new one in the folder ``out``.
+            options: Of the ``releases.description.Description``.
 
         Raises:
             ConfigError: for what cannot be described, before a charge. BudgetRefused: when every hospital's budget refuses.
@@ -416,7 +434,16 @@ class Federation:
 
 
 def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None) -> Sweep:
-    """Carry out planned runs as ``Federation.sweep`` does. Raises ConfigError before the first, where one is impossible."""
+    """Carry out planned runs as ``Federation.sweep`` does.
+
+    Args:
+        runs: The runs, which have one folder ``out``.
+        jobs: Runs at once, each in a process of its own; 1 runs them in this process.
+        watch: Who watches.
+
+    Raises:
+        ConfigError: A run is impossible, before the first begins; or as of ``sweeps.carrying.carry_out``.
+    """
 
     def checked(config: RunConfig) -> None:
         check_reach(config, jobs)

@@ -37,7 +37,14 @@ class NewFile:
 def write_file(
     path: Path, content: Content, *, mode: int | None = None, exclusive: bool = False, durable: bool = True
 ) -> None:
-    """Write one file whole, or leave what was there. Arguments and errors as those of ``write_files``."""
+    """Write one file whole, or leave what was there. Errors as those of ``write_files``.
+
+    Args:
+        path: The file.
+        content: What it is to hold.
+        mode: As in ``NewFile``.
+        exclusive, durable: As in ``write_files``.
+    """
     write_files({path: NewFile(content, mode)}, exclusive=exclusive, durable=durable)
 
 
@@ -45,6 +52,7 @@ def write_files(files: Mapping[Path, NewFile], *, exclusive: bool = False, durab
     """Write all the files, each whole; none takes its place before all are on the disk.
 
     Args:
+        files: By path, in folders that exist, what each is to hold.
         exclusive: nothing is replaced, and where one file cannot take its place, none does. A file in its place stays, for
             another process may use it at once.
         durable: return once they are on the disk. Otherwise they may be lost with the machine's power, though not with the
@@ -124,16 +132,27 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def locked(path: Path, refusal: str) -> Iterator[None]:
+def locked(path: Path, refusal: str, patience: float = 0.0) -> Iterator[None]:
     """No other process holds the lock of the file ``path`` meanwhile; a process that is killed lets go.
 
-    Raises ConfigError with the sentence ``refusal`` when another process holds it.
+    Args:
+        path: The file, which is made where there is none.
+        refusal: The sentence of the error.
+        patience: Seconds for which a lock that another process holds is tried again.
+
+    Raises:
+        ConfigError: With ``refusal``, when another process still holds it.
     """
+    deadline = time.monotonic() + patience
     with path.open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(refusal) from None
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise ConfigError(refusal) from None
+            time.sleep(0.05)
         yield
 
 

@@ -43,7 +43,16 @@ def claims(group: str, ours: Collection[str]) -> list[Plugin]:
 
 
 def claimed(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
-    """What a package brings as ``name``; None where none does. Raises ConfigError where several do, naming them."""
+    """What another package brings under a name; None where none does.
+
+    Args:
+        group: The group of names, without the prefix of all.
+        name: The name.
+        ours: The group's names that are polyclinic's own.
+
+    Raises:
+        ConfigError: Several packages bring the name, or it cannot be used; the sentence says why.
+    """
     plugins = [plugin for plugin in claims(group, ours) if plugin.name == name]
     if plugins and plugins[0].problem:
         raise ConfigError(f"The name {name!r} in {PREFIX}{group} cannot be used: {plugins[0].problem}.")

@@ -239,10 +239,17 @@ def _is_table(name: str) -> bool:
 
 
 def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Schema) -> Iterator[Chunk]:
-    """The records of a hospital file's ``data`` in chunks, by the source that it names.
+    """The records of a hospital file in chunks, by the source that its ``data`` names.
 
-    Raises ConfigError for options that the source does not know and DataError for records that cannot be read; what a
-    plug-in raises of its own is not repeated, since it could quote a cell.
+    Args:
+        data: As in the file: a source's name and a place, or a place alone.
+        folder: What relative paths are relative to.
+        options: The keys of the file's table ``[source]``.
+        schema: The schema of the records.
+
+    Raises:
+        ConfigError: Options that the source does not know.
+        DataError: Records that cannot be read. What a plug-in raises of its own is not repeated: it could quote a cell.
     """
     name, text = named_place(data, [plugin.name for plugin in plugins() if plugin.group == "sources"])
     try:

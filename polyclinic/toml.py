@@ -42,6 +42,7 @@ def read_toml(
     """The tables and keys of a TOML file.
 
     Args:
+        path: The file.
         what: What the file is called, such as "hospital file".
         error: What is raised where the file is missing, cannot be read, or is not TOML in UTF-8.
         missing: The sentence for a file that is missing, where another says more.
@@ -62,7 +63,13 @@ def read_model(
     model: type[M], path: str | Path, what: str, error: type[PolyclinicError] = ConfigError, *,
     missing: str = "", secret: bool = False,
 ) -> M:  # fmt: skip
-    """The model in a TOML file. Arguments and errors as those of ``read_toml`` and ``checked``."""
+    """The model in a TOML file. Errors as those of ``read_toml`` and ``checked``.
+
+    Args:
+        model: The class of the model.
+        path, what, error, missing: As in ``read_toml``.
+        secret: As in ``checked``.
+    """
     return checked(model, read_toml(path, what, error, missing), str(path), error, secret=secret)
 
 
@@ -73,6 +80,8 @@ def checked(
     """The values as a model.
 
     Args:
+        model: The class of the model.
+        values: The values by their keys, in tables as TOML has them.
         source: What the values are of, which begins the sentence of an error.
         error: What is raised for a key that is missing, unknown or impossible.
         within: The keys under which the values stand in the source.
@@ -95,6 +104,11 @@ def all_problems(
 
     A key that is missing is passed over where its table has an unknown one like it. Of several problems of one value the first is
     taken: a value that is none of several types fails by each.
+
+    Args:
+        problems: What pydantic found.
+        model: The class that the values were to be.
+        secret: Values may be passwords, and no sentence quotes them.
     """
     errors = problems.errors(include_url=False)
     strangers = [error["loc"] for error in errors if error["type"] == "extra_forbidden"]

@@ -380,7 +380,7 @@ def _first_state(run: Run, enrolled: _Enrolled) -> RunState:
     state.arrays = program.first(schema, state.classes)
     state.learning_rate = config.training.learning_rate or _learning_rate(program, state, schema)
     if program.stepwise and program.tells_rate and not config.secure.shared_noise:
-        state.told = {"lr": state.learning_rate}  # by which name Flower's documentation has strategies change it
+        state.strategy_config = {"lr": state.learning_rate}  # the name by which Flower has strategies change it
     state.dropouts[:0] = enrolled.dropouts
     state.hospitals = {site.name: site.as_dict() for site in sites if not site.simulated}
     return state

@@ -79,7 +79,7 @@ class RunState:
     ``local``: the arrays that stay at hospitals; here they are as they were at first
     ``classes``: the label's paid counts, of task synthesis
     ``hospitals``: what each real one said of itself when it enrolled (``Site.as_dict``)
-    ``told``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop
+    ``strategy_config``: the strategy's ConfigRecord of training, which goes on from round to round as in Flower's own loop
     ``released``: of each hospital that was asked for metrics, whether its policy let them leave
     ``predictions``: of the newest evaluation, by site, as far as policies let them leave; in no checkpoint. None where
         there was none since the run began or was resumed.
@@ -114,7 +114,7 @@ class RunState:
     local: list[str] = field(default_factory=list)
     classes: list[float] = field(default_factory=list)
     hospitals: dict[str, dict[str, Any]] = field(default_factory=dict)
-    told: dict[str, Any] = field(default_factory=dict)
+    strategy_config: dict[str, Any] = field(default_factory=dict)
     released: dict[str, bool] = field(default_factory=dict)
     predictions: dict[str, Predictions] | None = None
     score_counts: dict[str, Noised] = field(default_factory=dict)

@@ -47,8 +47,8 @@ class APFL(FedAvg):
             return (Pass(settings.local_steps), Pass(settings.local_steps, "personal"))
 
         def round(self, sites: Sites) -> Trained:
-            shared, own = sites.model, sites.kept("own", sites.model)
-            share = sites.kept("share", sites.model[:, :1] * 0 + self.alpha)
+            shared, own = sites.model, sites.state("own", sites.model)
+            share = sites.state("share", sites.model[:, :1] * 0 + self.alpha)
             for _ in range(sites.settings.local_steps):
                 gradient = sites.gradient(share * own + (1 - share) * shared, "personal")
                 slope = (gradient * (own - shared)).sum(1, keepdim=True)
@@ -56,4 +56,4 @@ class APFL(FedAvg):
                 own, shared = sites.step(own, share * gradient, "personal"), sites.step(shared, sites.gradient(shared))
                 if self.adaptive:
                     share = (share - sites.settings.learning_rate * slope).clamp(0, 1)
-            return Trained(shared, own=share * own + (1 - share) * shared, kept={"own": own, "share": share})
+            return Trained(shared, own=share * own + (1 - share) * shared, state={"own": own, "share": share})

@@ -25,9 +25,9 @@ class FedDyn(MovedMean):
         >>> from types import SimpleNamespace
         >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2))
         >>> sites.gradient, sites.step = lambda models: models - 1, lambda models, gradient: models - 0.5 * gradient
-        >>> sites.kept = lambda name, first: first  # a hospital's first round
+        >>> sites.state = lambda name, first: first  # a hospital's first round
         >>> trained = FedDyn.Local(alpha=0.1).round(sites)
-        >>> round(trained.model.item(), 3), round(trained.kept["drift"].item(), 4)
+        >>> round(trained.model.item(), 3), round(trained.state["drift"].item(), 4)
         (0.725, -0.0725)
     """
 
@@ -45,13 +45,13 @@ class FedDyn(MovedMean):
             check_number("alpha", self.alpha, least=0.0, most=1e6, above=True)
 
         def round(self, sites: Sites) -> Trained:
-            drift, models = sites.kept("drift", torch.zeros_like(sites.model)), sites.model
+            drift, models = sites.state("drift", torch.zeros_like(sites.model)), sites.model
             for _ in range(sites.settings.local_steps):
                 gradient = sites.gradient(models)
                 models = sites.step(models, gradient - drift + self.alpha * (models - sites.model))
             # The server drops a model that is not finite, and then the drift of all hospitals stays as it was, too.
             new = rows_where_finite(drift - self.alpha * (models - sites.model), drift)
-            return Trained(models, kept={"drift": new})
+            return Trained(models, state={"drift": new})
 
     def __init__(self, hospitals: int, alpha: float = 0.1) -> None:
         super().__init__(min_train_nodes=1, min_evaluate_nodes=1, min_available_nodes=1)

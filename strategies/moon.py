@@ -48,11 +48,11 @@ class MOON(FedAvg):
             check_number("temperature", self.temperature, least=0.0, most=1e6, above=True)
 
         def round(self, sites: Sites) -> Trained:
-            models, last = sites.model, sites.kept("last", sites.model)
+            models, last = sites.model, sites.state("last", sites.model)
             penalty = Penalty((sites.model, last), self._term)
             for _ in range(sites.settings.local_steps):
                 models = sites.step(models, sites.gradient(models, penalty=penalty))
-            return Trained(models, kept={"last": rows_where_finite(models, last)})
+            return Trained(models, state={"last": rows_where_finite(models, last)})
 
         def _term(self, own: Tensor, others: Sequence[Tensor]) -> Tensor:
             near, far = (cosine_similarity(own, other, dim=1) for other in others)

@@ -33,7 +33,7 @@ class Scaffold(MovedMean):
     Examples:
         >>> from types import SimpleNamespace
         >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2, learning_rate=0.5))
-        >>> sites.kept, sites.received = lambda name, first: first, lambda name: torch.ones(1, 1)
+        >>> sites.state, sites.received = lambda name, first: first, lambda name: torch.ones(1, 1)
         >>> sites.gradient, sites.step = lambda models: models + 1, lambda models, gradient: models - 0.5 * gradient
         >>> trained = Scaffold.Local().round(sites)
         >>> trained.model.item(), trained.sent["control"].item()
@@ -66,7 +66,7 @@ class Scaffold(MovedMean):
             check_plain_steps(settings, "scaffold", "control variates correct plain gradient steps")
 
         def round(self, sites: Sites) -> Trained:
-            own = sites.kept(_CONTROL, torch.zeros_like(sites.model))
+            own = sites.state(_CONTROL, torch.zeros_like(sites.model))
             correction, settings, models = sites.received(_CONTROL) - own, sites.settings, sites.model
             for _ in range(settings.local_steps):
                 models = sites.step(models, sites.gradient(models) + correction)
@@ -75,7 +75,7 @@ class Scaffold(MovedMean):
             else:
                 variate = sites.gradient(sites.model, _CONTROL)
             variate = rows_where_finite(variate, own)
-            return Trained(models, kept={_CONTROL: variate}, sent={_CONTROL: variate - own})
+            return Trained(models, state={_CONTROL: variate}, sent={_CONTROL: variate - own})
 
     def __init__(self, hospitals: int, server_learning_rate: float = 1.0) -> None:
         check_number("server_learning_rate", server_learning_rate, least=0.0, above=True)

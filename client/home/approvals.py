@@ -38,7 +38,7 @@ FOLDER, PAUSED = "approvals", "paused.json"
 #: Of an approval's file; raised when an older version could misread one.
 FORMAT = 1
 _FILES = "[!.]*.json"  # one that is being written begins with a dot
-State = Literal["pending", "approved", "denied"]
+State = Literal["pending", "approved", "denied", "expired"]
 # Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
 _MOST_PENDING = 200
 _CODE = {".py", ".so", ".pyd"}
@@ -70,13 +70,13 @@ class Approval:
     format: int = FORMAT
 
     def stands(self, now: datetime) -> State:
-        """The state at a time: an approval that has expired is pending."""
+        """The state at a time: an approval may have expired."""
         expired = self.state == "approved" and now >= datetime.fromisoformat(self.until)
-        return "pending" if expired else self.state
+        return "expired" if expired else self.state
 
 
 def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Approval:
-    """The standing of a run at a real hospital, which is written down as pending where it is new or has other terms.
+    """The standing of a run at a real hospital, written down as pending where it is new, has other terms or its approval expired.
 
     Of very many that wait, those that asked first are forgotten, and wait anew when they ask again.
 
@@ -95,7 +95,7 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
     name = _digest(run, question, config)
     path = hospital.home / FOLDER / f"{run}.json"
     before = _read(path) if path.is_file() else None
-    if before and before.digest == name:
+    if before and before.digest == name and before.stands(_now()) != "expired":
         return before
     with _settling(hospital.home):
         before = _read(path) if path.is_file() else None  # what a person has decided meanwhile

@@ -104,7 +104,14 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str | Text]], words: 
 
 
 def fitting(headings: Sequence[str], rows: Iterable[Sequence[str]], screen: Console, most: int = 1000) -> int:
-    """How many columns fit the screen, from the first on, where text longer than ``most`` is folded at spaces; two at least."""
+    """How many columns fit the screen, from the first on; two at least.
+
+    Args:
+        headings: The heading of each column.
+        rows: The cells of each row.
+        screen: The screen.
+        most: In characters; longer text is folded at spaces.
+    """
     ends, fit = 0, 0
     for heading, *cells in zip(headings, *rows, strict=True):
         word = max(map(len, heading.split()), default=0)

@@ -73,10 +73,18 @@ def _noise(name: str, options: str, steps: int, epoch: int) -> NoiseProcess:
 def secure_terms(
     config: RunConfig, size: int, parties: int, threshold: int, noise_multiplier: float | None = None
 ) -> SumTerms:
-    """What the hospitals of a secure sum of models of ``size`` numbers agree on. Raises ConfigError when it is impossible.
+    """What the hospitals of a secure sum of models agree on.
 
-    noise_multiplier: of the patients' training, which the sum has where hospitals share it. Any one of them may look at the
-    sum, so that its own share is not counted on.
+    Args:
+        config: The run's configuration.
+        size: The numbers in a model.
+        parties: The most hospitals in the sum.
+        threshold: The fewest hospitals in the sum.
+        noise_multiplier: Of the patients' training, which the sum has where hospitals share it. Any one of them may look at
+            the sum, so that its own share is not counted on.
+
+    Raises:
+        ConfigError: A sum of such terms is impossible.
     """
     from polyclinic.privacy.secure.distributed import SumTerms
 

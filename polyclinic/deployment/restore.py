@@ -169,7 +169,10 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
     """Put into the ledgers what the newest of two journals holds, and deny what it says was; returns how many charges."""
     home.mkdir(mode=0o700, exist_ok=True)
     before = (home / NAME).read_bytes() if (home / NAME).exists() else b""
-    newest = before if journal is None else journal.read_bytes()
+    try:
+        newest = before if journal is None else journal.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"--journal is {str(journal)!r}, which cannot be read: {reason(error)}.") from error
     if before.startswith(newest):
         newest = before
     elif not newest.startswith(before):

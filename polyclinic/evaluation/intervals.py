@@ -168,6 +168,7 @@ def repeated(values: Sequence[float], share: float = 0.0, level: float = LEVEL) 
         values: The metric of each repetition, at least one.
         share: Where the repetitions hold out other patients, the number of held-out patients for each training patient; 0 where
             they hold out the same.
+        level: The confidence level of the interval, between 0 and 1.
 
     Returns:
         The mean; the standard deviation of the sample (n - 1); the standard error of the mean; and the interval of Student's t

@@ -59,6 +59,9 @@ def tabular_resnet(
     """(B, features) float to (B, outputs) logits. Gorishniy et al. 2021, Section 3.2.
 
     Args:
+        features: The width of a row.
+        outputs: The number of logits.
+        schema: The schema of the rows, by which categories have vectors.
         widths: Of the residual stream and of the layers within its blocks, which are twice as wide where they are not given.
         blocks: Residual blocks, of layer norm, a linear layer, ReLU, and one back.
         dropout: Share of units that training leaves out, within blocks and before they are added.

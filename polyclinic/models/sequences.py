@@ -221,6 +221,9 @@ def transformer(
     arXiv:2002.04745).
 
     Args:
+        features: The width of a row.
+        outputs: The number of logits.
+        schema: The schema of the rows, with trajectories.
         widths: The first is the width of a step.
         heads: Of which the width must be a multiple.
         blocks: Of attention and a perceptron twice as wide.

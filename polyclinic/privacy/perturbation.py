@@ -162,7 +162,7 @@ def inverse_temperature(bounded: BoundedRows, strength: float, noise_multiplier:
 
     J is the regularised sum of losses. k J is k * strength strongly convex, and one patient changes it by a function of
     Lipschitz constant k * norm. So the draw is a Gaussian mechanism of noise multiplier sqrt(k * strength) / (k * norm).
-    Gopi, Lee and Liu 2022, Theorem 1; docs/privacy/convex.md has a proof.
+    Gopi, Lee and Liu 2022, Theorem 1.
 
     Args:
         bounded: The patients' rows, of which only the norm is read.

@@ -109,6 +109,7 @@ class Run:
     purpose_file = _Place("purpose.md")
     plots = _Place("plots")
     _flower_runs = _Place("flower-runs.txt")
+    _held = _Place("held")
     _awaited = _Place("comparison.awaited")
 
     @classmethod
@@ -205,14 +206,14 @@ class Run:
         Raises ConfigError when another process is at it.
         """
         refusal = f"The run in {self.path} is being carried out by another process; wait for its end, or stop it."
-        with locked(self.path / "held", refusal):
+        with locked(self._held, refusal, patience=0.5):  # is_held may have the lock for a moment
             yield
 
     @property
     def is_held(self) -> bool:
         """Whether a process carries out this run now; also True where the folder cannot be written, so that nobody can see."""
         try:
-            with self.held():
+            with locked(self._held, ""):
                 return False
         except (ConfigError, OSError):
             return True

@@ -57,8 +57,11 @@ def carry_out(
 
     Args:
         runs: Their configurations have ``folder`` as their ``out``.
-        execute: With several jobs, a function that another process can import.
+        folder: The folder of all runs, made if there is none.
+        execute: Carries out a run, or goes on with one in a folder, and returns its folder. With several jobs, a function that
+            another process can import.
         jobs: Runs at once, each in a process of its own; 1 runs them in this process.
+        watch: Who watches; nobody by default.
 
     Raises:
         ConfigError: Another process carries out a sweep in ``folder``, or nothing can be written there.

@@ -68,7 +68,12 @@ class Sweep:
 
 
 def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch | None = None) -> Sweep:
-    """Carry out the runs in their configurations' ``out``, and write tables and page there. Errors as ``carry_out``."""
+    """Carry out the runs in their configurations' ``out``, and write tables and page there. Errors as ``carry_out``.
+
+    Args:
+        runs: At least one, all with the same ``out``.
+        execute, jobs, watch: As in ``carry_out``.
+    """
     folder = Path(runs[0].config.out).expanduser().resolve()
     outcomes = carry_out(runs, folder, execute, jobs, watch)
     table = results(outcomes)

@@ -96,8 +96,8 @@ def _stopped_early(task: Task, build: Builder, first: Arrays, rows: Rows, seed: 
     model, best, least, waited = first, first, np.inf, 0
     for _ in range(_MOST_LOOKS):
         [update] = task.train(build, model, [work], steps)
-        model, work = update.arrays, replace(work, kept=update.kept)
-        [look] = task.train(build, model, [replace(work, rows=judged, kept={})], _WHOLE)
+        model, work = update.arrays, replace(work, state=update.state)
+        [look] = task.train(build, model, [replace(work, rows=judged, state={})], _WHOLE)
         waited = 0 if look.loss < least - _TOLERANCE else waited + 1
         if look.loss < least:
             best, least = model, look.loss

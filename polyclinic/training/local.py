@@ -63,14 +63,14 @@ class Trained:
 
     model: (S, P) The models that hospitals send. Arrays that stay (``LocalHalf.stays``) are kept by the hospital instead.
     own: (S, P) Models of the hospitals' own, by which they evaluate; None where the sent one serves for that too.
-    kept: By name, (S, ...) tensors that each hospital keeps for its next round.
+    state: By name, (S, ...) tensors that each hospital keeps for its next round.
     sent: By name, (S, P) tensors that leave beside the model, one for each name in ``LocalHalf.sends``.
     metrics: By name, one for each in ``LocalHalf.metrics``, (S,) numbers that leave with the metrics of training.
     """
 
     model: Tensor
     own: Tensor | None = None
-    kept: Mapping[str, Tensor] = field(default_factory=dict)
+    state: Mapping[str, Tensor] = field(default_factory=dict)
     sent: Mapping[str, Tensor] = field(default_factory=dict)
     metrics: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
@@ -121,7 +121,7 @@ class Sites(ABC):
         """(S, P) What each hospital kept as ``Trained.own``; of one that kept nothing yet, its ``model``."""
 
     @abstractmethod
-    def kept(self, name: str, first: Tensor) -> Tensor:
+    def state(self, name: str, first: Tensor) -> Tensor:
         """What each hospital kept under ``name``; of one that kept nothing yet, its row of ``first``, (S, ...)."""
 
     @abstractmethod
@@ -215,8 +215,8 @@ class LocalHalf:
                 )
         if trained.own is not None and not self.personal:
             raise RuntimeError(f"{name} returned own; set personal = True in the class")
-        if trained.kept and not self.keeps:
-            raise RuntimeError(f"{name} returned kept; set keeps = True in the class")
+        if trained.state and not self.keeps:
+            raise RuntimeError(f"{name} returned state; set keeps = True in the class")
         models = {
             "model": trained.model,
             "own": trained.own,
@@ -228,10 +228,10 @@ class LocalHalf:
                     f"{name} returned {what} of {_form(value)}, not of {_form(like)} (hospitals, parameters)"
                 )
         sites = len(like)
-        for key, value in trained.kept.items():
+        for key, value in trained.state.items():
             if len(getattr(value, "shape", ())) == 0 or len(value) != sites:
                 raise ValueError(
-                    f"{name} returned kept[{key!r}] of {_form(value)}, not a tensor with a row for each of {sites} hospitals"
+                    f"{name} returned state[{key!r}] of {_form(value)}, not a tensor with a row for each of {sites} hospitals"
                 )
         for key, numbers in trained.metrics.items():
             if not hasattr(numbers, "__len__") or len(numbers) != sites:

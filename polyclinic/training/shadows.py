@@ -52,7 +52,7 @@ def train_shadows(
         updates = iter(task.train(build, arrays, work, replace(settings, double=False)))
         for shadow in shadows:
             mine = [next(updates) for _ in hospitals]
-            kept_arrays[shadow] = [update.kept for update in mine]
+            kept_arrays[shadow] = [update.state for update in mine]
             models[shadow] = _mean([update.arrays for update in mine], weights[shadow])
     return models
 

@@ -310,7 +310,7 @@ class GameTask(Judged):
                 fakes = fake_rows(generator, game, layout, layout.labels(z), rng, settings.apart)
                 rows = pairs(game, layout, z, patient, int(chosen.sum()), fakes, settings.apart)
                 if step:
-                    site = replace(site, own=updates[index].arrays, kept=updates[index].kept)
+                    site = replace(site, own=updates[index].arrays, state=updates[index].state)
                 expected = settings.sample_rate * (site.public_patients or patients)
                 now.append(replace(site, rows=rows, public_patients=expected, sampling=keyed_stream(0, "all")))
             updates = classification.train(build, arrays, now, step_settings)

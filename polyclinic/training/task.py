@@ -98,7 +98,7 @@ class SiteWork:
     ``public_patients``: divides batch sums (with ``sample_rate``) under privacy
     ``sampling``, ``noise``, ``layers``: the site's own streams, of batches, of noise, and of dropout and other layers
         that draw
-    ``kept``: what the site kept from its last round: its optimizer's tensors, and the noise process under way
+    ``state``: what the site kept from its last round: its optimizer's tensors, and the noise process under way
     ``own``: arrays of the site's own in place of the model's, by their names
     ``beside``: what the strategy sent beside the model, by name, arrays like the model's
     ``config``: numbers that it told, by name
@@ -110,7 +110,7 @@ class SiteWork:
     sampling: Stream
     noise: Stream
     public_patients: float | None = None
-    kept: Mapping[str, np.ndarray] = field(default_factory=dict)
+    state: Mapping[str, np.ndarray] = field(default_factory=dict)
     layers: Stream = field(default_factory=system_stream)
     own: Mapping[str, np.ndarray] = field(default_factory=dict)
     beside: Mapping[str, Arrays] = field(default_factory=dict)
@@ -126,14 +126,14 @@ class SiteUpdate:
     ``arrays``: its new model or its sum
     ``steps``: the steps it took (equal to the steps charged)
     ``loss``: its mean training loss
-    ``kept``: what it keeps for its next call
+    ``state``: what it keeps for its next call
     ``beside``, ``metrics``: what leaves beside the model: arrays like its, and metrics, by name
     """
 
     arrays: Arrays
     steps: int
     loss: float
-    kept: Arrays
+    state: Arrays
     beside: Mapping[str, Arrays] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -142,10 +142,12 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
 
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
-    configuration = ConfigRecord(state.told)
+    configuration = ConfigRecord(state.strategy_config)
     messages = list(run.strategy.configure_train(number, to_record(state.model), configuration, view))
     check_understood(messages, run.program, config.strategy)
-    state.told = {key: value for key, value in configuration.items() if isinstance(value, bool | int | float | str)}
+    state.strategy_config = {
+        key: value for key, value in configuration.items() if isinstance(value, bool | int | float | str)
+    }
     exchange = view.exchange(messages if parties else [], config.timeout)
     request_name = f"train {number}"
     if run.privacy:

@@ -212,6 +212,16 @@ def test_a_pause_holds_up_all_runs_and_charges_nothing(tmp_path: Path) -> None:
     assert events == ["paused", "resumed"]
 
 
+def test_a_pause_reads_no_record_for_who_only_asks_for_the_schema(tmp_path: Path) -> None:
+    hospital, config = make_hospital(tmp_path), RunConfig.build(RUN)
+    next(tmp_path.glob("*.csv")).write_text("not,records\n")
+    request = enrol_request("ask-1", "", trains=False)
+    assert enrols(hospital, config, request).has_error()
+    pause(tmp_path / "home")
+    reply: Any = enrols(hospital, config, request).content[RECORD]
+    assert reply["refusal"] == "" and reply["schema"]
+
+
 def test_a_pause_whose_file_cannot_be_read_is_one(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     (tmp_path / "home").mkdir()
@@ -225,8 +235,15 @@ def test_an_approval_expires(hospital: Path, monkeypatch: pytest.MonkeyPatch) ->
     decide(home, "trial-1", approvals(home)[0].digest, "approved", 2.0)
     later = datetime.now(UTC) + timedelta(days=2, seconds=1)
     monkeypatch.setattr(module, "_now", lambda: later)
+    # A run that has ended asks no more, so its expired approval is nothing that waits for a person.
+    assert approval_named(home, "trial-1").stands(later) == "expired"
     assert "waits for approval" in counts(hospital, config).error.reason
-    assert approval_named(home, "trial-1").stands(later) == "pending"
+    assert approval_named(home, "trial-1").state == "pending"
+    assert [entry["event"] for entry in read_journal(home).entries if entry["kind"] == "approval"] == [
+        "pending",
+        "approved",
+        "pending",
+    ]
 
 
 def test_a_coordinators_question_waits_too_and_another_one_waits_anew(hospital: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.client.home.approvals import approvals, decide, pause, resume, stop
+from polyclinic.client.home.journal import NAME as JOURNAL
 from polyclinic.client.home.policy import HospitalFile, Policy
+from polyclinic.deployment.backup import back_up
 from polyclinic.deployment.control import Caller, control, runs, stop_run
 from polyclinic.deployment.coordinator import Coordinator
+from polyclinic.deployment.restore import restore_hospital
 from polyclinic.deployment.submitting import submit
 from polyclinic.errors import PolyclinicError
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from tests.chaos.place import BUDGET, DELTA, Hospital, Place, held, other_clock
+from tests.chaos.place import BUDGET, DELTA, OTHER_VERSION, Hospital, Place, held, other_clock
 from tests.chaos.wire import CUT, SILENT, Wire
 
 _PATIENCE = 30.0
@@ -88,6 +92,7 @@ def _break_checkpoint(place: Place, strike: Strike) -> str:
     time.sleep(strike.random.uniform(0, 3))
     for process in place.server_apps():
         _kill(process)
+    _soon(lambda: not place.server_apps())  # one that has not ended yet could put a whole file in its place
     content = found[0].read_bytes()
     torn = strike.random.choice([b"", content[: len(content) // 2], _flipped(content, strike.random)])
     # What is kept has the same inode: a disk's fault is of one place alone.
@@ -151,7 +156,7 @@ def _disk_full(place: Place, strike: Strike) -> str:
         while True:
             file.write(bytes(4096))
     time.sleep(strike.lasting)
-    filler.unlink()
+    filler.unlink(missing_ok=True)
     return f"full for {strike.lasting:.1f} s"
 
 
@@ -238,6 +243,35 @@ def _resume_twice(place: Place, strike: Strike) -> str:
     return "given twice"
 
 
+def _upgrade(place: Place, strike: Strike) -> str:
+    """The node is stopped, and starts with another version of the same privacy format."""
+    place.kill(strike.hospital)
+    place.upgraded.add(strike.hospital)
+    time.sleep(strike.lasting)
+    place.start(strike.hospital)
+    return f"has {OTHER_VERSION} after {strike.lasting:.1f} s"
+
+
+def _restore(place: Place, strike: Strike) -> str:
+    """The home is lost, but for its journal, some time after a backup; the hospital goes on from these two."""
+    hospital, federation = place.hospitals[strike.hospital], place.federation.folder
+    backup, restored = (federation / f"{kind}-{time.time_ns()}" for kind in ("backup", "restored"))
+    _soon((hospital.home / JOURNAL).exists)
+    back_up(hospital.folder, backup, {"home": hospital.home})
+    time.sleep(strike.lasting)
+    place.kill(strike.hospital)
+    _soon(lambda: not [process for process in place.processes(strike.hospital) if _kill(process)])
+    _soon(lambda: not (hospital.home / "filler").exists())  # another fault's, which needs the disk
+    journal = federation / f"journal-{time.time_ns()}"
+    journal.write_bytes((hospital.home / JOURNAL).read_bytes() if (hospital.home / JOURNAL).exists() else b"")
+    told = restore_hospital(backup, restored, journal)
+    hospital.forget()
+    shutil.copytree(restored / "home", hospital.home, dirs_exist_ok=True)
+    resume(hospital.home)
+    place.start(strike.hospital)
+    return f"restored, {told['charges']} charges of the journal"
+
+
 def _nothing(place: Place, strike: Strike) -> str:
     return ""
 
@@ -274,6 +308,8 @@ FAULTS: dict[str, Fault] = {
     "run stopped at a hospital": Fault(_stop_here),
     "run stopped by the coordinator": Fault(_stop_run),
     "run given twice": Fault(_resume_twice),
+    "hospital upgraded": Fault(_upgrade),
+    "home restored": Fault(_restore),
 }
 
 

@@ -15,11 +15,14 @@ from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
 from polyclinic.deployment.journal import read_journal
+from polyclinic.privacy.accounting import epsilon
+from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger
 from tests.chaos.place import DELTA, Place
 
 Key = Mapping[tuple[str, int], int]
 Digests = Mapping[tuple[str, int], set[str]]
+_BY: Any = ("pld", "add-remove")
 _ROUGH = ("Traceback", "<class", 'File "', "0x")
 
 
@@ -41,7 +44,8 @@ def _runs(results: Sequence[Path]) -> Iterable[str]:
 
 def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Iterable[str]:
     names, heard = place.node_names(), place.heard()
-    told = {folder.name: json.loads((folder / "summary.json").read_text())["metrics"]["sites"] for folder in results}
+    told = {folder.name: json.loads((folder / "summary.json").read_text()) for folder in results}
+    noise = {reply["run"]: reply["noise_multiplier"] for reply in heard}
     for name, hospital in place.hospitals.items():
         own = [reply for reply in heard if names.get(reply["node"]) == name]
         journal = read_journal(hospital.home)
@@ -79,23 +83,37 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
         spent, least = ledger.spent(), _epsilon(own, released, keys)
         if least > spent * (1 + 1e-6):
             yield f"{name}: what was released costs epsilon {least:.4f}, the ledger says {spent:.4f}"
-        for run, sites in told.items():
-            yield from _statement(name, run, sites, charged, released, own, keys, spent)
+        for run, summary in told.items():
+            away = {
+                drop["round"]
+                for drop in summary["dropouts"]
+                if drop["site"] == name and not charged[run, drop["round"]]
+            }
+            most = spent
+            if away and run in noise:
+                step = dpsgd_event(keys["training.sample-rate"], noise[run], keys["training.local-steps"])
+                paid = [event_from_json(event["event"]) for event in ledger.events()]
+                with_away = epsilon(dpa.ComposedDpEvent([*paid, *[step] * len(away)]), ledger.delta, *_BY)
+                most *= with_away / epsilon(dpa.ComposedDpEvent(paid), ledger.delta, *_BY)
+            yield from _statement(name, run, summary["metrics"]["sites"], charged, released, own, keys, most)
 
 
 def _statement(
     name: str, run: str, sites: dict[str, Any], charged: Key, released: Digests, own: Sequence[dict[str, Any]],
-    keys: dict[str, Any], spent: float,
+    keys: dict[str, Any], most: float,
 ) -> Iterable[str]:  # fmt: skip
-    """What the run says of a hospital: that it was there, and no less than the rounds cost that it was counted in."""
+    """What the run says of a hospital: that it was there, and no less than the rounds cost that it was counted in.
+
+    ``most``: what its ledger says, with the rounds in which no answer came, of which the run cannot know whether they were paid.
+    """
     rounds = sorted(round for (of, round), digests in released.items() if of == run and digests)
     if name not in sites:
         if rounds or any(of == run for of, _ in charged):
             yield f"{name}: was charged for {run}, which does not say that it took part"
         return
     says, joined = sites[name]["epsilon"] or 0.0, sites[name]["rounds_joined"]
-    if says > spent * 1.05:
-        yield f"{name}: the run says epsilon {says}, the ledger {spent:.4f}"
+    if says > most * 1.05:
+        yield f"{name}: the run says epsilon {says}, the ledger with rounds of no answer {most:.4f}"
     if joined > len(rounds):
         yield f"{name}: {run} counts it in {joined} rounds, and it was heard in {len(rounds)}"
     # A reply that came as the server was killed is in no statement; what was counted is.

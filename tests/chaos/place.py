@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ import pandas as pd
 
 from tests.chaos.wire import Wire, to_port, to_socket
 from tests.deployment.conftest import ROOT, Cli, records
-from tests.deployment.federation import Federation, free_ports, wait_for
+from tests.deployment.federation import Federation, free_ports, other_version, wait_for
 from tests.ehr.sources.postgres import Server, running_server
 
 NAMES = ("north", "south", "west")
 BUDGET, EPSILON, DELTA = 5.0, 2.0, 1e-3
-DISK = "3m"
+DISK, OTHER_VERSION = "3m", "9.9.9"
 _RESTART_SECONDS, _SETTLED = 20.0, 6.0
 
 
@@ -71,12 +71,14 @@ class Hospital:
 @dataclass
 class Place:
     """The federation with its hospitals; ``on_disks``: whether their homes are small disks of their own; ``away``: who was
-    killed and is to stay so for a while; ``started``: when each was started last."""
+    killed and is to stay so for a while; ``upgraded``: whose nodes start with another version; ``started``: when each was
+    started last."""
 
     federation: Federation
     hospitals: dict[str, Hospital]
     on_disks: bool
     away: set[str] = field(default_factory=set)
+    upgraded: set[str] = field(default_factory=set)
     started: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -95,9 +97,15 @@ class Place:
             self.federation.start("coordinator", name, environment)
             return
         environment = {"POLYCLINIC_CHAOS": name}
+        if name in self.upgraded:
+            environment |= self._other_version
         if library := other_clock():
             environment |= {"LD_PRELOAD": library, "CLOCK_OFFSET_FILE": str(self.hospitals[name].clock)}
         self.federation.start("hospital", name, environment)
+
+    @cached_property
+    def _other_version(self) -> dict[str, str]:
+        return other_version(self.federation.folder / "other-version", OTHER_VERSION)
 
     def kill(self, name: str) -> None:
         self.away.add(name)
@@ -177,6 +185,7 @@ class Place:
         wait_for(lambda: not any(self.at_work(name) for name in self.hospitals), 60)
         for hospital in self.hospitals.values():
             hospital.forget()
+        self.upgraded.clear()  # of the nodes that are started from now on
         (self.tap / "heard.jsonl").unlink(missing_ok=True)
 
     def newest_runs(self) -> Path:

@@ -19,7 +19,8 @@ TOGETHER = (
     ("SuperNode killed", "hospital late", "database silent"),
     ("any process of a hospital killed", "network silent", "two runs at once"),
     ("hospital paused", "approval asked for", "run stopped by the coordinator"),
-    ("run given twice", "run stopped at a hospital"),
+    ("run given twice", "run stopped at a hospital", "hospital upgraded"),
+    ("home restored",),
 )
 
 

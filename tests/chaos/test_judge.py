@@ -32,6 +32,7 @@ class Told:
     joined: int = 3
     share: float = 1.0
     named: bool = True
+    away: tuple[int, ...] = ()
     model: float = 1.0
 
 
@@ -66,8 +67,9 @@ def judged(folder: Path, told: Told) -> list[str]:
         append(folder, {"event": "answered", "kind": "train", "run": RUN, "round": round, "digest": digest})
     site = {"epsilon": ledger.spent() * told.share, "rounds_joined": told.joined}
     sites = {"north": site} if told.named else {"south": site}
+    dropouts = [{"round": round, "site": "north", "reason": "no reply within 12 seconds"} for round in told.away]
     (result / "summary.json").write_text(
-        json.dumps({"rounds": 3, "stopped": None, "metrics": {"sites": sites}, "dropouts": []})
+        json.dumps({"rounds": 3, "stopped": None, "metrics": {"sites": sites}, "dropouts": dropouts})
     )
     save_file({"weight": np.array([told.model])}, result / "model.safetensors")
     return complaints(ByHand(folder, told), [result], KEYS)  # type: ignore[arg-type]
@@ -75,6 +77,15 @@ def judged(folder: Path, told: Told) -> list[str]:
 
 def test_nothing_is_said_of_a_run_whose_promises_held(tmp_path: Path) -> None:
     assert judged(tmp_path, Told()) == []
+
+
+def test_a_run_may_count_a_round_of_no_answer_and_no_more(tmp_path: Path) -> None:
+    away = Told((1, 2), ((1, "a"), (2, "b")), ((1, "a"), (2, "b")), joined=2, away=(3,))
+    for folder, share in (("a", 1.2), ("b", 1.4)):
+        (tmp_path / folder).mkdir()
+        told = judged(tmp_path / folder, replace(away, share=share))
+        assert [words for words in told if "the run says epsilon" in words] == told
+        assert bool(told) == (share > 1.3), told
 
 
 UNTRUE: dict[str, tuple[Callable[[Told], Told], str]] = {

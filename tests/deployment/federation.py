@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
+import polyclinic
 
 from .conftest import ROOT, Cli, Done, records
 
@@ -50,6 +53,16 @@ def wait_for(what: Callable[[], Any], seconds: float = 240.0) -> Any:
         assert time.monotonic() < deadline, f"waited {seconds} s in vain"
         time.sleep(0.2)
     return found
+
+
+def other_version(folder: Path, number: str) -> dict[str, str]:
+    """The environment in which the package that is installed has this version number; the package lies in ``folder``."""
+    shutil.copytree(ROOT / "polyclinic", folder / "polyclinic", ignore=shutil.ignore_patterns("__pycache__"))
+    package = folder / "polyclinic" / "__init__.py"
+    text = package.read_text()
+    assert polyclinic.__version__ in text
+    package.write_text(text.replace(polyclinic.__version__, number))
+    return {"PYTHONPATH": str(folder)}
 
 
 @dataclass

@@ -6,7 +6,6 @@ The earlier version is this package under another number.
 import os
 import re
 import shlex
-import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.ledger import Ledger
 
 from .conftest import ROOT, Cli
-from .federation import Federation, free_ports, wait_for
+from .federation import Federation, free_ports, other_version, wait_for
 
 pytestmark = [pytest.mark.flower, pytest.mark.slow]
 EARLIER = "0.1.99"
@@ -35,14 +34,7 @@ RUN = (
 @pytest.fixture
 def earlier(tmp_path: Path) -> dict[str, str]:
     """The environment in which the earlier version is the one that is installed."""
-    shutil.copytree(
-        ROOT / "polyclinic", tmp_path / "earlier" / "polyclinic", ignore=shutil.ignore_patterns("__pycache__")
-    )
-    package = tmp_path / "earlier" / "polyclinic" / "__init__.py"
-    text = package.read_text()
-    assert polyclinic.__version__ in text
-    package.write_text(text.replace(polyclinic.__version__, EARLIER))
-    return {"PYTHONPATH": str(tmp_path / "earlier")}
+    return other_version(tmp_path / "earlier", EARLIER)
 
 
 @pytest.fixture

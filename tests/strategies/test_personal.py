@@ -169,13 +169,13 @@ def test_all_trainers_begin_and_pull_alike(optimizer: str) -> None:
         states: list[Arrays] = [{} for _ in range(3)]
         for turn in (1, 2):
             own = {name: np.full_like(START[name], turn) for name in NORM}
-            sites = [replace(site, kept=state, own=own) for site, state in zip(work(3, turn), states, strict=True)]
+            sites = [replace(site, state=state, own=own) for site, state in zip(work(3, turn), states, strict=True)]
             chosen = settings(engine=engine, double=True, optimizer=optimizer, local=Ditto.Local(0.7))
             updates[engine] = classification.train(build, START, sites, chosen)
-            states = [update.kept for update in updates[engine]]
+            states = [update.state for update in updates[engine]]
     for ours, theirs in zip(updates["functional"], updates["opacus"], strict=True):
-        assert set(ours.kept) == set(theirs.kept) and ours.steps == theirs.steps == 8
-        for mine, other in ((ours.arrays, theirs.arrays), (ours.kept, theirs.kept)):
+        assert set(ours.state) == set(theirs.state) and ours.steps == theirs.steps == 8
+        for mine, other in ((ours.arrays, theirs.arrays), (ours.state, theirs.state)):
             for name, value in other.items():
                 np.testing.assert_allclose(mine[name], value, atol=1e-5)
 
@@ -190,9 +190,9 @@ def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_
     for name, value in plain.arrays.items():
         np.testing.assert_array_equal(first.arrays[name], value)
     sent = {name: value + 0.05 for name, value in START.items()}
-    (second,) = classification.train(build, sent, [replace(site, kept=first.kept)], both)
+    (second,) = classification.train(build, sent, [replace(site, state=first.state)], both)
     module, rows = build().double(), site.rows
-    module.load_state_dict({name: torch.from_numpy(value) for name, value in own_arrays(first.kept).items()})
+    module.load_state_dict({name: torch.from_numpy(value) for name, value in own_arrays(first.state).items()})
     for _ in range(chosen.local_steps):
         module.zero_grad()
         nn.functional.cross_entropy(module(torch.from_numpy(rows.x)), torch.from_numpy(rows.y)).backward()  # type: ignore[no-untyped-call]
@@ -200,7 +200,7 @@ def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_
             for name, p in module.named_parameters():
                 assert p.grad is not None
                 p -= 0.2 * (p.grad + 0.7 * (p - torch.from_numpy(sent[name])))
-    for name, value in own_arrays(second.kept).items():
+    for name, value in own_arrays(second.state).items():
         np.testing.assert_allclose(value, module.state_dict()[name].numpy(), atol=1e-6)
 
 

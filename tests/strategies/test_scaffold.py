@@ -160,17 +160,17 @@ def test_all_trainers_give_the_same_models_and_control_variates(variate: str) ->
     for engine in ("linear", "functional", "opacus"):
         states: list[Arrays] = [{} for _ in range(3)]
         for turn in (1, 2):
-            sites = [replace(site, kept=own) for site, own in zip(work(3, turn, beside=CONTROL), states, strict=True)]
+            sites = [replace(site, state=own) for site, own in zip(work(3, turn, beside=CONTROL), states, strict=True)]
             chosen = settings(engine=engine, double=True, local=Scaffold.Local(variate))
             updates[engine] = classification.train(build, START, sites, chosen)
-            states = [update.kept for update in updates[engine]]
+            states = [update.state for update in updates[engine]]
     for engine in ("linear", "functional"):
         for ours, theirs in zip(updates[engine], updates["opacus"], strict=True):
-            assert set(ours.beside["control"]) == set(START) and set(ours.kept) == {"local.control"}
+            assert set(ours.beside["control"]) == set(START) and set(ours.state) == {"local.control"}
             parts = (
                 (ours.arrays, theirs.arrays),
                 (ours.beside["control"], theirs.beside["control"]),
-                (ours.kept, theirs.kept),
+                (ours.state, theirs.state),
             )
             for place, (mine, other) in enumerate(parts):
                 for name, value in other.items():
@@ -181,12 +181,12 @@ def test_all_trainers_give_the_same_models_and_control_variates(variate: str) ->
 def test_a_variate_that_is_not_finite_leaves_the_hospitals_as_it_was() -> None:
     half = Scaffold.Local()
     first = classification.train(build, START, work(1, beside=CONTROL), settings(local=half))[0]
-    sites = [replace(site, kept=first.kept) for site in work(1, beside=CONTROL)]
+    sites = [replace(site, state=first.state) for site in work(1, beside=CONTROL)]
     wild = classification.train(build, START, sites, settings(learning_rate=1e38, noise_multiplier=1e6, local=half))[0]
     assert not all(np.isfinite(value).all() for value in wild.arrays.values())
     for value in wild.beside["control"].values():
         np.testing.assert_array_equal(value, 0)
-    np.testing.assert_array_equal(wild.kept["local.control"], first.kept["local.control"])
+    np.testing.assert_array_equal(wild.state["local.control"], first.state["local.control"])
 
 
 # ---- what it costs

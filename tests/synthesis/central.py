@@ -61,7 +61,7 @@ def train_centrally(
         critic = penalised(play, update.arrays, played.state, round, settings.learning_rate)
         steps, state = due(game, played.state, settings.local_steps)
         state = generator_steps(play, critic, state, steps, round)
-        played = Played(played.critic if state.diverged else critic, state, update.kept)
+        played = Played(played.critic if state.diverged else critic, state, update.state)
         if after:
             after(round, played)
     return played

@@ -183,7 +183,7 @@ def clipped(kind: str, factor: float, rows: Rows, apart: bool = True) -> Floats:
     settings = replace(SETTINGS, momentum=0.5, apart=apart, **options)
     work = SiteWork(rows, Quiet(), Quiet(), 1.0)
     update = classification.train(lambda: make(factor).double(), arrays, [work], settings)[0]
-    kept = {name: value for name, value in update.kept.items() if name.endswith("momentum_buffer")}
+    kept = {name: value for name, value in update.state.items() if name.endswith("momentum_buffer")}
     return np.concatenate([kept[name].ravel() for name in sorted(kept)])
 
 
@@ -288,8 +288,8 @@ def test_poisson_batches_sum_what_each_of_their_patients_gives_alone() -> None:
     update = classification.train(
         lambda: make(1e30).double(), arrays, [SiteWork(rows, Half(), Quiet(), 1 / 0.3)], settings
     )[0]
-    names = sorted(name for name in update.kept if name.endswith("momentum_buffer"))
-    total = np.concatenate([update.kept[name].ravel() for name in names])
+    names = sorted(name for name in update.state if name.endswith("momentum_buffer"))
+    total = np.concatenate([update.state[name].ravel() for name in names])
     each = [clipped("mlp", 1e30, only(rows, np.arange(60) == index)) for index in np.flatnonzero(chosen)]
     np.testing.assert_allclose(total, np.sum(each, axis=0), atol=1e-12)
 
@@ -428,8 +428,8 @@ def test_fault_31_a_games_pair_does_not_depend_on_the_others() -> None:
         rows = Rows(x[:number], y[:number], np.arange(number), number)
         build = lambda: game.critic(WARD)  # noqa: E731
         update = task.train(build, critic, [SiteWork(rows, Quiet(), Quiet(), 1.0, layers=Quiet())], settings)[0]
-        names = sorted(name for name in update.kept if name.endswith("momentum_buffer"))
-        totals[number] = np.concatenate([update.kept[name].ravel() for name in names])
+        names = sorted(name for name in update.state if name.endswith("momentum_buffer"))
+        totals[number] = np.concatenate([update.state[name].ravel() for name in names])
     for number in (1, 16, 64, 128, 299):
         assert np.linalg.norm(totals[number + 1] - totals[number]) <= 1.0 + 1e-9
 

@@ -144,7 +144,7 @@ def test_kept_continues_where_it_stopped() -> None:
     data = rows()
     two = one(data, local_steps=2, optimizer="adam")
     first = one(data, optimizer="adam")
-    second = classification.train(BUILD, first.arrays, [work(data, kept=first.kept)], settings(optimizer="adam"))[0]
+    second = classification.train(BUILD, first.arrays, [work(data, state=first.state)], settings(optimizer="adam"))[0]
     assert distance(two, second) < 1e-9
 
 

@@ -87,8 +87,8 @@ def test_the_loops_train_as_torch_does(name: str, private: bool) -> None:
 def test_they_go_with_every_optimizer(changes: dict[str, object]) -> None:
     ours, theirs = both(MODULES["tanh"], replace(SETTINGS, **changes))  # type: ignore[arg-type]
     for one, other in zip(ours, theirs, strict=True):
-        for key, value in (other.arrays | other.kept).items():
-            np.testing.assert_allclose((one.arrays | one.kept)[key], value, rtol=1e-4, atol=2e-5)
+        for key, value in (other.arrays | other.state).items():
+            np.testing.assert_allclose((one.arrays | one.state)[key], value, rtol=1e-4, atol=2e-5)
 
 
 def test_a_hospital_is_the_same_bit_for_bit_whatever_is_stacked_with_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,14 +130,14 @@ def start_of(build: Build, seed: int = 3) -> Arrays:
 def assert_equal(ours: Sequence[SiteUpdate], theirs: Sequence[SiteUpdate], tolerance: float) -> None:
     assert len(ours) == len(theirs)
     for a, b in zip(ours, theirs, strict=True):
-        assert (a.steps, list(a.arrays), set(a.kept)) == (b.steps, list(b.arrays), set(b.kept))
+        assert (a.steps, list(a.arrays), set(a.state)) == (b.steps, list(b.arrays), set(b.state))
         np.testing.assert_allclose(a.loss, b.loss, rtol=tolerance, atol=tolerance)
         for name, value in b.arrays.items():
             assert a.arrays[name].dtype == value.dtype and a.arrays[name].shape == value.shape
             np.testing.assert_allclose(a.arrays[name], value, rtol=tolerance, atol=tolerance)
-        for name, value in b.kept.items():
-            assert a.kept[name].dtype == value.dtype and a.kept[name].shape == value.shape
-            np.testing.assert_allclose(a.kept[name], value, rtol=tolerance, atol=tolerance)
+        for name, value in b.state.items():
+            assert a.state[name].dtype == value.dtype and a.state[name].shape == value.shape
+            np.testing.assert_allclose(a.state[name], value, rtol=tolerance, atol=tolerance)
 
 
 def opacus(
@@ -217,7 +217,7 @@ def test_two_rounds_with_kept_state_equal_site_by_site(optimizer: str, engine: E
                 if trainer == "site"
                 else train_stacked(build, arrays, sites, chosen, engine)
             )
-            arrays, states = updates[trainer][1].arrays, [update.kept for update in updates[trainer]]
+            arrays, states = updates[trainer][1].arrays, [update.state for update in updates[trainer]]
     assert_equal(updates["stacked"], updates["site"], 1e-10)
 
 
@@ -225,7 +225,7 @@ def test_kept_state_passes_from_one_path_to_the_other() -> None:
     build, chosen = double(lambda: logistic(6, 3)), settings(optimizer="adam")
     first = opacus(build, start_of(build), work((20,)), chosen)
     then = [
-        trainer(first[0].arrays, work((20,), turn=1, states=[first[0].kept]))
+        trainer(first[0].arrays, work((20,), turn=1, states=[first[0].state]))
         for trainer in (
             lambda arrays, sites: opacus(build, arrays, sites, chosen),
             lambda arrays, sites: train_stacked(build, arrays, sites, chosen, "linear"),

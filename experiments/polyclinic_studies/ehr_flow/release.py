@@ -114,7 +114,7 @@ def flows(
             for i, (number, place) in enumerate(owners)
         ]
         updates = task.train(task.recipe.module, begin[0], work, local)
-        kept = [dict(update.kept) for update in updates]
+        kept = [dict(update.state) for update in updates]
         for number, table in enumerate(tables):
             own = [update.arrays for update, (owner, _) in zip(updates, owners, strict=True) if owner == number]
             begin[number] = _mean(own, [len(rows) for rows in table])

@@ -42,7 +42,7 @@ def train_centrally(
         batches, noise, layers = (draw(purpose, round) for purpose in ("batches", "gradient-noise", "layers"))
         work = SiteWork(records, batches, noise, public_patients, kept, layers)
         update = task.train(recipe.module, arrays, [work], settings)[0]
-        arrays, kept = update.arrays, update.kept
+        arrays, kept = update.arrays, update.state
         averaged = {name: recipe.ema * averaged[name] + (1 - recipe.ema) * value for name, value in arrays.items()}
     share = 1 - recipe.ema**rounds
     flow: Arrays = {name: (value / share).astype(np.float32) for name, value in averaged.items()}

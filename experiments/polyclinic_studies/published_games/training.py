@@ -29,7 +29,7 @@ from polyclinic.types import Arrays, Floats, Reals
 from polyclinic_studies.published_games.guarantee import guarantee
 
 Build = Callable[[], nn.Module]
-# Where a site's gradient lies for ``_Given``: what ``Sites.kept`` reads under the name "gradient".
+# Where a site's gradient lies for ``_Given``: what ``Sites.state`` reads under the name "gradient".
 _GRADIENT = "local.gradient"
 
 
@@ -72,7 +72,7 @@ class _Given(LocalHalf):
     """A step of each hospital's optimizer along a gradient that was made here."""
 
     def round(self, sites: Sites) -> Trained:
-        gradient = sites.kept("gradient", torch.zeros_like(sites.model))
+        gradient = sites.state("gradient", torch.zeros_like(sites.model))
         return Trained(sites.step(sites.model, gradient))
 
 
@@ -102,17 +102,17 @@ def published_steps(
         losses.append(loss)
         noisy = [noisy_average(how, found, site.noise) for found, site in zip(gradients, now, strict=True)]
         given = [
-            replace(site, rows=batch, kept={**site.kept, _GRADIENT: _flat(build, gradient)})
+            replace(site, rows=batch, state={**site.state, _GRADIENT: _flat(build, gradient)})
             for site, batch, gradient in zip(now, batches, noisy, strict=True)
         ]
         updates = classification.train(build, arrays, given, replace(one, local=_Given()))
         now = [
-            replace(site, own=game.clipped(update.arrays), kept=update.kept)
+            replace(site, own=game.clipped(update.arrays), state=update.state)
             for site, update in zip(now, updates, strict=True)
         ]
     means = np.mean(losses, axis=0)
     return [
-        SiteUpdate(dict(site.own), settings.local_steps, float(mean), dict(site.kept))
+        SiteUpdate(dict(site.own), settings.local_steps, float(mean), dict(site.state))
         for site, mean in zip(now, means, strict=True)
     ]
 
@@ -141,7 +141,7 @@ def _averages(
     plain = replace(one, learning_rate=1.0, optimizer="sgd", momentum=0.0, weight_decay=0.0, double=True)
     exact = {name: value.astype(np.float64) if value.dtype.kind == "f" else value for name, value in arrays.items()}
     alone = [
-        replace(site, rows=batch, public_patients=max(batch.patients, 1), kept={})
+        replace(site, rows=batch, public_patients=max(batch.patients, 1), state={})
         for site, batch in zip(work, batches, strict=True)
     ]
     updates = classification.train(build, exact, alone, plain)

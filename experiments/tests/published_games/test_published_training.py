@@ -62,8 +62,8 @@ def test_a_clip_that_nothing_reaches_leaves_the_steps_of_a_game_without_noise() 
         assert a.steps == 3 and a.loss == pytest.approx(b.loss, rel=1e-5)
         for name in b.arrays:
             np.testing.assert_allclose(a.arrays[name], b.arrays[name], rtol=1e-4, atol=1e-6)
-        assert set(a.kept) == set(b.kept)
-        again = updates(paper(clip=1e9), [patients(20)], settings, a.kept)
+        assert set(a.state) == set(b.state)
+        again = updates(paper(clip=1e9), [patients(20)], settings, a.state)
         assert not np.array_equal(next(iter(again[0].arrays.values())), next(iter(a.arrays.values())))
 
 

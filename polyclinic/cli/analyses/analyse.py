@@ -32,9 +32,15 @@ class Options(Shared):
 
 
 def analyse(task: str, given: Mapping[str, Any], options: Options) -> None:
-    """Carry out the analysis ``task`` with the ``task-options`` that were given, those that are None left out.
+    """Carry out an analysis, or write its configuration.
 
-    Raises ConfigError for options that it does not take.
+    Args:
+        task: The analysis's name, the value of ``task``.
+        given: The ``task-options`` that were given; those that are None are left out.
+        options: The run's options, and what is done with the configuration.
+
+    Raises:
+        ConfigError: An option that the analysis does not take.
     """
     flags = Flags(**{field.name: getattr(options, field.name) for field in fields(Shared)}, task=task).given()
     flags["task-options"] = {name.replace("_", "-"): value for name, value in given.items() if value is not None}

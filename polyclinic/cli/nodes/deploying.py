@@ -51,7 +51,16 @@ Logs = Annotated[
 
 
 def serve_metrics(collector: Any, host: str, port: int) -> None:
-    """Answer Prometheus until Ctrl-C or SIGTERM. Raises ConfigError where host and port cannot be listened on."""
+    """Answer Prometheus until Ctrl-C or SIGTERM.
+
+    Args:
+        collector: What gives the metrics.
+        host: The address to listen on.
+        port: The port to listen on.
+
+    Raises:
+        ConfigError: Host and port cannot be listened on.
+    """
     from polyclinic.deployment.monitoring.metrics import serve
 
     stops = {signal.SIGINT, signal.SIGTERM}
@@ -98,8 +107,17 @@ def start_or_show(
 ) -> None:
     """Say the sentence and start the program, whose every signal and exit code are then this process's.
 
-    With a log of text it replaces this process; with one of JSON it is this process's child, and what it writes comes out as
-    JSON. With ``dry_run`` it is only shown; ``facts`` is the rest of the JSON. Raises PolyclinicError when it cannot start.
+    Args:
+        starting: The program.
+        sentence: What a person is told before it starts.
+        facts: With ``as_json``, the keys of the object beside ``command`` and ``environment``.
+        dry_run: The program is only shown.
+        as_json: Whether it is shown as JSON in place of the sentence.
+        log_format: With a log of text the program replaces this process. With one of JSON it is this process's child, and what
+            it writes comes out as JSON.
+
+    Raises:
+        PolyclinicError: The program cannot be started. typer.Exit: It ended, with its exit code.
     """
     from polyclinic.deployment.environment import with_settings
     from polyclinic.deployment.monitoring.logs import Lines
@@ -147,7 +165,12 @@ def warn(sentences: Sequence[str]) -> None:
 
 
 def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json: bool) -> None:
-    """Copy a folder, and say what was copied. Arguments and errors as those of ``deployment.backup``."""
+    """Copy a folder, and say what was copied. Errors as those of ``deployment.backup``.
+
+    Args:
+        folder, destination, parts: As in ``deployment.backup.back_up``.
+        as_json: Whether it is said as JSON.
+    """
     with loading():
         from polyclinic.deployment import backup
 
@@ -157,7 +180,19 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path], as_json:
 
 
 def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_json: bool) -> None:
-    """Show the columns of the newest lines of a journal in ``home``. Raises PolyclinicError where it was altered."""
+    """Show the newest lines of a journal.
+
+    Args:
+        home: The folder that holds the journal.
+        name: The journal's file in it.
+        columns: The keys of an entry that are shown, in their order; JSON has all of them.
+        last: How many of the newest lines are shown; 0 shows all.
+        as_json: Whether they are shown as JSON.
+
+    Raises:
+        DataError: The journal cannot be read.
+        PolyclinicError: It was altered; it is shown before.
+    """
     with loading():
         from polyclinic.deployment.journal import read_journal
 

@@ -225,6 +225,10 @@ def _lines(state: dict[str, Any]) -> list[str]:
         f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; "
         f"{intact_or_altered(ledger['intact'])}",
     ]
+    if ledger["room"] is not None:
+        lines.append(
+            f"Room: for one more release of ε = {significant(ledger['room'])}, or several that cost as much together"
+        )
     if held_out:
         lines.append(
             f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "

@@ -126,7 +126,17 @@ def run(
 
 
 def carry_out(config: RunConfig, as_json: bool, resume: Path | None = None, compare: bool = False) -> None:
-    """Run what a command asks for, or go on with ``resume``, and print what came of it."""
+    """Run what a command asks for, and print what came of it.
+
+    Args:
+        config: The run's configuration.
+        as_json: Whether the summary is printed as JSON, alone on stdout.
+        resume: The folder of a run that goes on in place of ``config``.
+        compare: Whether the run also trains without privacy, and each hospital alone.
+
+    Raises:
+        PolyclinicError: The run fails, or its analysis was refused. typer.Exit: It stopped before its last round; exit code 3.
+    """
     screen = console(as_json)
     with loading():
         from polyclinic.evaluation.report import stand_by
@@ -211,5 +221,14 @@ def flower_run(
 
 
 def layers(config: Path | None, sets: list[str] | None, given: dict[str, Any]) -> list[dict[str, Any]]:
-    """The keys of a file, of ``-c`` and of flags."""
+    """The keys of a command's configuration, of which a later layer replaces those of an earlier one.
+
+    Args:
+        config: The configuration file; None without.
+        sets: What ``-c`` gave, each KEY=VALUE; None without.
+        given: The keys that flags gave.
+
+    Raises:
+        ConfigError: The file cannot be read, or what ``-c`` gave is no KEY=VALUE.
+    """
     return [read_toml(config, "configuration file") if config else {}, assignments(sets), given]

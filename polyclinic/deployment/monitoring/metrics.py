@@ -138,7 +138,11 @@ def _of_ledger(path: Path, held_out: bool = False) -> Iterator[Metric]:
         yield _gauge(f"{prefix}epsilon_spent", f"Epsilon of all charges to the {whose} ledger at its delta.", spent)
         if budget is not None and not held_out:
             yield _gauge("epsilon_budget", "Lifetime budget of these records.", budget)
-            yield _gauge("epsilon_left", "What of the budget is left.", max(budget - spent, 0.0))
+            yield _gauge(
+                "epsilon_left",
+                "Budget less epsilon spent; a further release may cost more, for epsilons do not add up.",
+                max(budget - spent, 0.0),
+            )
 
 
 class CoordinatorMetrics(Collector):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
+from base64 import b64encode
+from contextlib import closing
 from datetime import UTC, datetime
+from http.client import HTTPException, HTTPSConnection
 from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from polyclinic.client.home.approvals import paused
 from polyclinic.deployment.certificates import certificate_problem, expiry
@@ -13,10 +17,10 @@ from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger.statements import statements
+from polyclinic.privacy.ledger.statements import Statement, detailed, statements
 
 _SECONDS = 3.0
-_TOLD = ("run", "round", "purpose", "time")
+_EVENT = ("run", "round", "purpose", "time")
 
 
 def hospital_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
@@ -29,7 +33,7 @@ def hospital_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
         "site": node.hospital.site,
         "coordinator": _coordinator(node),
         "authority": {"expires": _utc(ends), "days": _days(ends)},
-        "ledger": ledger_status(node, messages),
+        "ledger": ledger_status(node, messages, room=True),
         "held_out": held_out_status(node),
         "paused": paused(node.home),
     }
@@ -39,43 +43,68 @@ def _coordinator(node: HospitalNode) -> dict[str, Any]:
     """Whether it answers with a certificate of the authority; a TLS greeting, no message."""
     host, port = endpoint(node.node.coordinator)
     try:
-        context = ssl.create_default_context(cafile=str(node.ca))
-        with (
-            socket.create_connection((host, port), timeout=_SECONDS) as plain,
-            context.wrap_socket(plain, server_hostname=host) as secure,
-        ):
-            until = str((secure.getpeercert() or {})["notAfter"])
+        with closing(_connection(host, port, ssl.create_default_context(cafile=str(node.ca)))) as connection:
+            connection.connect()
+            until = str((connection.sock.getpeercert() or {})["notAfter"])
         ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(until), UTC)
         return {
             "address": node.node.coordinator, "reachable": True, "problem": None, "expires": _utc(ends), "days": _days(ends),
         }  # fmt: skip
     except ssl.SSLCertVerificationError as error:
         problem = certificate_problem(error)
-    except (OSError, KeyError) as error:
-        problem = getattr(error, "strerror", None) or type(error).__name__
+    except (OSError, HTTPException, KeyError) as error:
+        problem = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return {"address": node.node.coordinator, "reachable": False, "problem": problem, "expires": None, "days": None}
 
 
-def ledger_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
-    """What is spent of which budget, whether the ledger is intact, and the last charges. Raises as ``hospital_status``."""
+def _connection(host: str, port: int, context: ssl.SSLContext) -> HTTPSConnection:
+    """By the proxy that HTTPS_PROXY or ALL_PROXY names, unless NO_PROXY leaves the host out, as the node itself connects."""
+    proxies = getproxies()
+    proxy = proxies.get("https") or proxies.get("all")
+    if not proxy or proxy_bypass(host):
+        return HTTPSConnection(host, port, timeout=_SECONDS, context=context)
+    via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    connection = HTTPSConnection(via.hostname or "", via.port or 80, timeout=_SECONDS, context=context)
+    who = f"{unquote(via.username)}:{unquote(via.password or '')}" if via.username else ""
+    connection.set_tunnel(
+        host, port, {"Proxy-Authorization": f"Basic {b64encode(who.encode()).decode()}"} if who else None
+    )
+    return connection
+
+
+def ledger_status(node: HospitalNode, messages: int = 5, room: bool = False) -> dict[str, Any]:
+    """What is spent of which budget, whether the ledger is intact, and the last charges. Raises as ``hospital_status``.
+
+    Args:
+        node: The hospital's folder, read.
+        messages: How many of the last charges are named.
+        room: Whether ``room`` is added, which takes longer: epsilon of the largest single release that the budget still
+            allows; None where the budget is unlimited or the ledger cannot be accounted.
+    """
     policy = node.policy
-    nothing: dict[str, Any] = {
-        "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "left": policy.budget, "intact": True,
-        "charges": 0, "last": [],
-    }  # fmt: skip
     if not node.ledger.is_file():
-        return nothing
+        return {
+            "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "intact": True, "charges": 0, "last": [],
+            **({"room": policy.budget} if room else {}),
+        }  # fmt: skip
     ledgers = Ledger.read_all(node.ledger)
     if node.hospital.site not in ledgers:
         raise ConfigError(f"The ledger {node.ledger} is not of {node.hospital.site}, but of {next(iter(ledgers))}.")
     statement = statements([ledgers[node.hospital.site]])[0]
     spent = statement["epsilon"]
-    left = None if policy.budget is None or spent is None else max(0.0, policy.budget - spent)
     return {
-        "epsilon": spent, "delta": statement["delta"], "budget": policy.budget, "left": left,
-        "intact": statement["intact"], "charges": len(statement["events"]),
-        "last": [{key: event.get(key) for key in _TOLD} for event in statement["events"][-messages:]],
+        "epsilon": spent, "delta": statement["delta"], "budget": policy.budget, "intact": statement["intact"],
+        "charges": len(statement["events"]),
+        "last": [{key: event.get(key) for key in _EVENT} for event in statement["events"][-messages:]],
+        **({"room": _room(statement | {"budget": policy.budget})} if room else {}),
     }  # fmt: skip
+
+
+def _room(statement: Statement) -> float | None:
+    if statement["budget"] is None or statement["epsilon"] is None:
+        return None
+    room: dict[str, float] = detailed(statement)["room"]
+    return room["epsilon"]
 
 
 def held_out_status(node: HospitalNode) -> dict[str, Any] | None:

@@ -54,6 +54,13 @@ def patients_and_labels(records: pd.DataFrame, schema: Schema) -> tuple[Ints, In
 
 
 def site_rows(site_of: Ints, person: Ints, sites: int) -> Deal:
+    """The row numbers of each site, in the order of the rows.
+
+    Args:
+        site_of: (patients,) site numbers.
+        person: (rows,) patient numbers.
+        sites: The number of sites, of which one may have no row.
+    """
     site = site_of[person]
     order = np.argsort(site, kind="stable")
     return np.split(order, np.cumsum(np.bincount(site, minlength=sites))[:-1])

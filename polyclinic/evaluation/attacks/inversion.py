@@ -22,13 +22,15 @@ _MOST_STEPS, _PATIENCE, _STEP, _SURE = 1_000, 100, 0.01, -math.log(0.99)
 def invert(
     module: nn.Module, label: int, start: Floats, low: Floats, high: Floats, losses: Callable[[Tensor, Tensor], Tensor]
 ) -> Floats | None:
-    """(D,) the record of least loss for the class ``label`` that descent from the (D,) ``start`` meets, in float64.
+    """(D,) the record of least loss for a class that descent meets, in float64.
 
     It ends where the model gives the class 99 %, or after a hundred steps without gain. Steps are 1 % of the bounds' diagonal,
     with each feature in units of its bounds.
 
     Args:
         module: From (1, D) records to outputs; loaded, in float64.
+        label: The number of the class.
+        start: (D,) the record from which descent begins.
         low, high: (D,) bounds of the features.
         losses: Of outputs and (1,) labels, minus the logarithm of the class's probability or alike.
 

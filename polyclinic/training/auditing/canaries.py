@@ -127,7 +127,7 @@ def _black_box(subject: Subject, included: Bools) -> Reals:
     before, state = losses(subject, build, arrays, rows), Arrays()
     for _ in range(subject.rounds):
         update = train(subject, build, arrays, [hospital], subject.settings, public, [state])[0]
-        arrays, state = update.arrays, update.kept
+        arrays, state = update.arrays, update.state
     models = [arrays, arrays | own] if (own := own_arrays(state)) else [arrays]
     return np.asarray(before - np.mean([losses(subject, build, model, rows) for model in models], axis=0))
 

@@ -166,7 +166,7 @@ def noisy_sums(
         updates = train(subject, build, arrays, hospitals, plain, 1.0, states)
         for view, sums in zip(seen, shown, strict=True):
             sums.append([view.read(names, arrays, update, scale) for update in updates])
-        states = [update.kept for update in updates]
+        states = [update.state for update in updates]
     return [np.asarray(sums) for sums in shown]
 
 

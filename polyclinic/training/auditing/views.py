@@ -120,5 +120,5 @@ class Watched(HalfAround):
         watching = _Watching(sites)
         trained = self.half.round(cast(Sites, watching))
         return Trained(
-            sites.model, trained.own, trained.kept, {_SEEN + name: sums for name, sums in watching.seen.items()}
+            sites.model, trained.own, trained.state, {_SEEN + name: sums for name, sums in watching.seen.items()}
         )

@@ -99,17 +99,17 @@ class TrainedSites(Sites):
         return after
 
     def own(self) -> Tensor:
-        return self._models([{**site.own, **own_arrays(site.kept)} for site in self.work])
+        return self._models([{**site.own, **own_arrays(site.state)} for site in self.work])
 
-    def kept(self, name: str, first: Tensor) -> Tensor:
+    def state(self, name: str, first: Tensor) -> Tensor:
         if not isinstance(first, Tensor) or first.dim() == 0 or len(first) not in (1, len(self.work)):
             raise ValueError(
-                f"kept({name!r}, first) got a {type(first).__name__} for first, not a tensor with a row for each hospital"
+                f"state({name!r}, first) got a {type(first).__name__} for first, not a tensor with a row for each hospital"
             )
         rows = list(first.expand(len(self.work), *first.shape[1:]))
         for index, site in enumerate(self.work):
-            if f"{_KEPT}{name}" in site.kept:
-                rows[index] = torch.from_numpy(np.array(site.kept[f"{_KEPT}{name}"])).to(first)
+            if f"{_KEPT}{name}" in site.state:
+                rows[index] = torch.from_numpy(np.array(site.state[f"{_KEPT}{name}"])).to(first)
         return torch.stack(rows)
 
     def received(self, name: str) -> Tensor:
@@ -148,11 +148,11 @@ class TrainedSites(Sites):
         if name not in self._running:
             local_pass = self._passes[name]
             settings, like = pass_settings(self.settings, local_pass), self.model
-            states = [self._of_pass(site.kept, name) for site in self.work]
+            states = [self._of_pass(site.state, name) for site in self.work]
             patients = [site.public_patients or site.rows.patients for site in self.work]
             divisor = torch.tensor([settings.sample_rate * count for count in patients], dtype=like.dtype)[:, None]
             # Its process of noise and its batches go on from what the pass kept.
-            work = [replace(site, kept=own) for site, own in zip(self.work, states, strict=True)]
+            work = [replace(site, state=own) for site, own in zip(self.work, states, strict=True)]
             draws = [Draws(site, settings, like.shape[1]) for site in work]
             denoiser = GradientFilter(states, settings, like)
             sizes = [shape.numel() for shape in self._shapes]
@@ -190,7 +190,7 @@ class TrainedSites(Sites):
                     if not all(np.isfinite(value).all() for value in state.values()):
                         state = {}
                     states[site] |= {prefix + key: value for key, value in (state | drawn.state_after()).items()}
-        for name, values in trained.kept.items():
+        for name, values in trained.state.items():
             for site, value in enumerate(values.cpu().numpy()):
                 if np.isfinite(value).all():
                     states[site][_KEPT + name] = value.copy()

@@ -40,10 +40,10 @@ class Draws:
 
     def _restore(self) -> None:
         site = self._site
-        if not begun(site.kept, self._settings):
+        if not begun(site.state, self._settings):
             self._batch_of = np.floor(site.sampling.uniform(site.rows.patients) * self._settings.epoch)
             return
-        state = under(site.kept, _KEPT)
+        state = under(site.state, _KEPT)
         del state["terms"]
         self._turn, dealt, self._noise = int(state.pop("turn")), state.pop("batch-of"), state
         self._batch_of = dealt

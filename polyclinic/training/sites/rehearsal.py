@@ -57,7 +57,7 @@ def check_half(build: Builder, arrays: Arrays, settings: TrainSettings) -> None:
         for number in (1, 2):
             sent = dict.fromkeys(half.receives, arrays), dict.fromkeys(half.takes, 1.0)
             work = [
-                _without_records(site, number, own, update.kept if update else {}, *sent)
+                _without_records(site, number, own, update.state if update else {}, *sent)
                 for site, update in enumerate(updates)
             ]
             updates = _MadeUp(module, arrays, work, plain).updates()
@@ -69,5 +69,5 @@ def _without_records(
     rows = Rows(np.zeros((1, 1)), np.zeros(1, int), np.zeros(1, int), 1)
     unused = system_stream()
     return SiteWork(
-        rows, unused, unused, 1.0, kept=state, own=own, beside=beside, config=config, number=site, round=number
+        rows, unused, unused, 1.0, state=state, own=own, beside=beside, config=config, number=site, round=number
     )

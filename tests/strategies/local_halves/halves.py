@@ -85,7 +85,7 @@ def next_work(half: LocalHalf, updates: Sequence[SiteUpdate], turn: int = 2) -> 
     """The next round of the hospitals of ``updates``, who go on from what they kept."""
     stays = half.stays(build())
     return [
-        replace(site, kept=update.kept, own={name: update.arrays[name] for name in stays})
+        replace(site, state=update.state, own={name: update.arrays[name] for name in stays})
         for site, update in zip(work(len(updates), turn), updates, strict=True)
     ]
 
@@ -106,7 +106,7 @@ def assert_alike(ours: SiteUpdate, theirs: SiteUpdate, atol: float) -> None:
     """The updates leave and keep the same to rounding; an optimizer that took no step may keep zeros, or nothing."""
     assert ours.steps == theirs.steps and ours.metrics == theirs.metrics and ours.beside == theirs.beside == {}
     assert set(ours.arrays) == set(theirs.arrays)
-    for mine, other in ((ours.arrays, theirs.arrays), (ours.kept, theirs.kept)):
+    for mine, other in ((ours.arrays, theirs.arrays), (ours.state, theirs.state)):
         for name in {*mine, *other}:
             left, right = (part.get(name, np.zeros(())) for part in (mine, other))
             np.testing.assert_allclose(left, right, atol=atol, err_msg=name)

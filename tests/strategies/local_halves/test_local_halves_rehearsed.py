@@ -28,8 +28,8 @@ def half(change: Callable[[Sites], Any], **said: Any) -> type[LocalHalf]:
 
 def later(sites: Sites) -> Trained:
     """What it keeps has another form than what it begins from."""
-    sites.kept("mean", torch.zeros(2, 5)).reshape(2, 5)
-    return Trained(sites.model, kept={"mean": torch.zeros(2, 7)})
+    sites.state("mean", torch.zeros(2, 5)).reshape(2, 5)
+    return Trained(sites.model, state={"mean": torch.zeros(2, 7)})
 
 
 def penalised(sites: Sites, term: Callable[..., Any]) -> Trained:
@@ -47,16 +47,16 @@ MISTAKES: dict[str, tuple[type[LocalHalf], str]] = {
     "one row": (half(lambda sites: Trained(sites.model[0])), "not of the shape (2, "),
     "gradient of one row": (half(lambda sites: Trained(sites.gradient(sites.model[:1]))), "took models of the shape (1, "),
     "own unsaid": (half(lambda sites: Trained(sites.model, own=sites.model)), "set personal = True"),
-    "kept unsaid": (half(lambda sites: Trained(sites.model, kept={"a": sites.model})), "set keeps = True"),
+    "kept unsaid": (half(lambda sites: Trained(sites.model, state={"a": sites.model})), "set keeps = True"),
     "sent unsaid": (half(lambda sites: Trained(sites.model, sent={"a": sites.model})), "returned sent ['a'], and the class"),
     "said, not sent": (half(lambda sites: Trained(sites.model), sends=("a",)), "returned sent [], and the class has sends ['a']"),
     "said, no metric": (half(lambda sites: Trained(sites.model), metrics=("a",)), "returned metrics [], and the class"),
     "one number": (
         half(lambda sites: Trained(sites.model, metrics={"a": 1.0}), metrics=("a",)), "without a number for each of 2 hospitals",
     ),
-    "first is no tensor": (half(lambda sites: Trained(sites.model + sites.kept("a", 0)), keeps=True), "('a', first) got a int"),  # type: ignore[arg-type]
+    "first is no tensor": (half(lambda sites: Trained(sites.model + sites.state("a", 0)), keeps=True), "('a', first) got a int"),  # type: ignore[arg-type]
     "kept without rows": (
-        half(lambda sites: Trained(sites.model, kept={"a": torch.tensor(1.0)}), keeps=True), "a row for each of 2 hospitals",
+        half(lambda sites: Trained(sites.model, state={"a": torch.tensor(1.0)}), keeps=True), "a row for each of 2 hospitals",
     ),
     "kept in another form": (half(later, keeps=True), "RuntimeError"),
     "not received": (half(lambda sites: Trained(sites.model + sites.received("a"))), "KeyError: 'a'"),

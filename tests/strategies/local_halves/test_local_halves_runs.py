@@ -99,7 +99,7 @@ def rounds_of(half: LocalHalf, rounds: int = 3, **changes: Any) -> list[Any]:
 
 
 def own_of(updates: list[Any]) -> list[dict[str, np.ndarray]]:
-    return [own_arrays(update.kept) for update in updates]
+    return [own_arrays(update.state) for update in updates]
 
 
 def assert_same(found: list[dict[str, np.ndarray]], expected: list[dict[str, np.ndarray]]) -> None:
@@ -149,7 +149,7 @@ def test_apfls_own_model_is_the_shared_one_with_no_share_and_trained_alone_with_
     nothing, everything = rounds_of(APFL.Local(0.0)), rounds_of(APFL.Local(1.0))
     assert_same(own_of(nothing), [update.arrays for update in nothing])
     for update in everything:
-        assert max(np.abs(own_arrays(update.kept)[name] - value).max() for name, value in update.arrays.items()) > 0.02
+        assert max(np.abs(own_arrays(update.state)[name] - value).max() for name, value in update.arrays.items()) > 0.02
     elsewhere = classification.train(
         build,
         moved(START, -1.0),
@@ -177,19 +177,19 @@ def test_feddyns_hospitals_stay_where_their_drifts_are_their_gradients() -> None
 
         def round(self, sites: Sites) -> Trained:
             slope = sites.gradient(sites.model)
-            return Trained(sites.model, kept={"drift": slope})
+            return Trained(sites.model, state={"drift": slope})
 
     exact: dict[str, Any] = {"sample_rate": 1.0, "noise_multiplier": None, "double": True}
     slopes = classification.train(build, START, work(2), settings(**exact | {"local_steps": 1}, local=Slope()))
     half = FedDyn.Local(0.3)
-    assert all(np.abs(slope.kept["local.drift"]).max() > 0.01 for slope in slopes)
+    assert all(np.abs(slope.state["local.drift"]).max() > 0.01 for slope in slopes)
     stayed = classification.train(build, START, next_work(half, slopes), settings(**exact, local=half))
     moving = classification.train(build, START, work(2), settings(**exact, local=half))
     for still, other, slope in zip(stayed, moving, slopes, strict=True):
         for name, value in START.items():
             np.testing.assert_allclose(still.arrays[name], value, atol=1e-6)
         assert max(np.abs(other.arrays[name] - value).max() for name, value in START.items()) > 0.01
-        np.testing.assert_allclose(still.kept["local.drift"], slope.kept["local.drift"], atol=1e-6)
+        np.testing.assert_allclose(still.state["local.drift"], slope.state["local.drift"], atol=1e-6)
 
 
 def test_feddyns_server_keeps_the_mean_of_the_hospitals_drifts(quick: Quick) -> None:

@@ -189,12 +189,12 @@ def test_what_is_not_finite_at_one_hospital_of_a_stack_stays_at_it(name: str) ->
     assert not all(np.isfinite(value).all() for value in second[1].arrays.values())
     for place in (0, 2):
         assert_alike(second[place], usual[place], 1e-7)
-    for label, value in second[1].kept.items():
+    for label, value in second[1].state.items():
         assert np.isfinite(value).all(), label
     # With its records in order again, and the model that it was sent, it trains.
     back = [replace(site, own={}) for site in next_work(half, second, 3)]
     for update in classification.train(build, START, back, chosen):
-        assert all(np.isfinite(value).all() for value in (*update.arrays.values(), *own_arrays(update.kept).values()))
+        assert all(np.isfinite(value).all() for value in (*update.arrays.values(), *own_arrays(update.state).values()))
 
 
 @pytest.mark.parametrize(("name", "what"), [("feddyn", "local.drift"), ("moon", "local.last")])
@@ -203,5 +203,5 @@ def test_a_round_that_is_not_finite_leaves_what_a_hospital_kept(name: str, what:
     chosen = settings(**WILD, local=HALVES[name])
     first = classification.train(build, START, work(2), chosen)
     second = classification.train(build, moved(START), spoiled(next_work(HALVES[name], first)), chosen)
-    np.testing.assert_array_equal(second[1].kept[what], first[1].kept[what])
-    assert not np.array_equal(second[0].kept[what], first[0].kept[what])
+    np.testing.assert_array_equal(second[1].state[what], first[1].state[what])
+    assert not np.array_equal(second[0].state[what], first[0].state[what])

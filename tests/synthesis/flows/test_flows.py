@@ -52,7 +52,7 @@ def fitted(recipe: Recipe, records: Rows, rounds: int, steps: int) -> Arrays:
         sampling, noise, layers = streams(round)
         work = SiteWork(records, sampling, noise, None, kept, layers)
         update = DensityTask(recipe).train(recipe.module, arrays, [work], usual)[0]
-        arrays, kept = update.arrays, dict(update.kept)
+        arrays, kept = update.arrays, dict(update.state)
     return arrays
 
 

@@ -69,7 +69,7 @@ def test_one_hospital_is_central_training_bit_for_bit(run: Run) -> None:
         )
         work = SiteWork(shard.train, sampling, noise, 150.0, kept, layers)
         update = DensityTask(recipe).train(recipe.module, arrays, [work], settings)[0]
-        arrays, kept = update.arrays, dict(update.kept)
+        arrays, kept = update.arrays, dict(update.state)
     found = rows_of_run(result)
     for name, value in arrays.items():
         np.testing.assert_array_equal(result.arrays[name].numpy(), value)

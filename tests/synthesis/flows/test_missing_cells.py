@@ -109,7 +109,7 @@ def trained(recipe: Recipe, records: Rows, rounds: int = 12, steps: int = 25) ->
         streams = [keyed_stream(0, name, round) for name in ("batches", "noise", "layers")]
         site = SiteWork(records, streams[0], streams[1], None, kept, streams[2])
         update = DensityTask(recipe).train(recipe.module, arrays, [site], usual)[0]
-        arrays, kept = update.arrays, dict(update.kept)
+        arrays, kept = update.arrays, dict(update.state)
     return arrays
 
 

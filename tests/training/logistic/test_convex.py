@@ -94,7 +94,7 @@ def test_without_privacy_a_site_trains_its_minimiser(task: convex.ConvexTask) ->
     scores = task.evaluate(build, update.arrays, [data])[0]
     x = np.concatenate([data.x, np.ones((60, 1))], axis=1)
     np.testing.assert_allclose(scores[:, 1], expit(x @ found))
-    assert update.steps == 1 and update.kept == {} and 0 < update.loss < np.log(2)
+    assert update.steps == 1 and update.state == {} and 0 < update.loss < np.log(2)
 
 
 vectors = st.lists(st.lists(st.floats(-5, 5), min_size=3, max_size=3), min_size=1, max_size=8)

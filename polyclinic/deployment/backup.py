@@ -55,7 +55,10 @@ def back_up(folder: Path, destination: Path, parts: Mapping[str, Path]) -> dict[
         )
     files = [(path, Path(path.name)) for path in folder.iterdir()]
     files += [(path, name / path.relative_to(root)) for name, root in parts.items() for path in root.rglob("*")]
-    copied = [(path, name) for path, name in files if path.is_file() and not path.is_symlink() and not _left_out(name)]
+    copied = [
+        (path, name) for path, name in files
+        if path.is_file() and not path.is_symlink() and not any(name.match(pattern) for pattern in _LEFT_OUT)
+    ]  # fmt: skip
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(destination) as staging:
@@ -102,7 +105,3 @@ def _is_database(path: Path) -> bool:
             return file.read(len(_DATABASE)) == _DATABASE
     except FileNotFoundError:
         return False
-
-
-def _left_out(name: Path) -> bool:
-    return any(name.match(pattern) for pattern in _LEFT_OUT)

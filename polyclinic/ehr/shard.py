@@ -351,16 +351,12 @@ def build_shard(
         ConfigError: If ``test_fraction`` is not between 0 and 1.
     """
     source = site if source is None else source
-    _check_fraction(test_fraction)
+    if not 0.0 < test_fraction < 1.0:
+        raise ConfigError(f"test_fraction is {test_fraction!r}; it must lie between 0 and 1, both excluded.")
     checked = check_records(records, schema, source)
     if split is None:
         return _split_by_patient(checked, schema, site, source, test_fraction, allow_small)
     return split_shard(checked, schema, site, source, np.asarray(split, dtype=bool), allow_small)
-
-
-def _check_fraction(test_fraction: float) -> None:
-    if not 0.0 < test_fraction < 1.0:
-        raise ConfigError(f"test_fraction is {test_fraction!r}; it must lie between 0 and 1, both excluded.")
 
 
 def _split_by_patient(

@@ -86,7 +86,10 @@ def plan(
             )
     runs: dict[str, Planned] = {}
     combinations = [{key: value for setting in some for key, value in setting.items()} for some in product(*flat)]
-    configs = [_built(given, chosen) for chosen in combinations]
+    configs = []
+    for chosen in combinations:
+        with _named(chosen):
+            configs.append(RunConfig.build(given, chosen))
     # Runs that are compared have one optimizer: where some cannot have Newton steps, none has.
     if "training.optimizer" not in keys and not all(config.optimizer_is_open for config in configs):
         configs = [config.taking("sgd") for config in configs]
@@ -123,11 +126,6 @@ def identity(config: RunConfig) -> str:
     """What tells runs apart: all keys that decide a result, and how it is judged."""
     judged = {key: value for key, value in config.flat().items() if key.startswith("evaluation.")}
     return json.dumps(config.decisive() | judged, sort_keys=True)
-
-
-def _built(given: Mapping[str, Any], chosen: Mapping[str, Any]) -> RunConfig:
-    with _named(chosen):
-        return RunConfig.build(given, chosen)
 
 
 @contextmanager

@@ -147,14 +147,11 @@ def _note_costs(run: Run, state: RunState, exchange: Exchange, request: str) -> 
     refused |= {site.index for site in exchange.refusals}
     for site in [site for site, _ in (*exchange.replies, *exchange.dropped)]:
         if site.index in refused:
-            for account in _accounts(state, site.name):
-                account.refuse(request)
+            for accounts in (state.held_out_accounts, state.accounts):
+                if site.name in accounts:
+                    accounts[site.name].refuse(request)
         else:
             ask_private(state, run.program, site, request)
-
-
-def _accounts(state: RunState, name: str) -> list[Account]:
-    return [accounts[name] for accounts in (state.held_out_accounts, state.accounts) if name in accounts]
 
 
 def ask_private(state: RunState, program: Program, site: Site, request: str) -> None:

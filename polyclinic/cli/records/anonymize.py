@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -12,9 +12,6 @@ from polyclinic.cli.records.risk import GUARANTEE, INSIDE, Hierarchies, Names, Q
 from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, write_outputs
-
-if TYPE_CHECKING:
-    from polyclinic.ehr.schema import Column
 
 _MOST_DRAWN = 5
 Out = Annotated[Path, typer.Option(help="The file to write: .csv, .csv.gz or .parquet.")]
@@ -140,7 +137,10 @@ def coarsen(
     coarse, fitted = coarser(original, read, coarsening, secret)
     files: dict[Path, Content] = {out: lambda path: anonymity.write_table(coarse, path), _beside(out): fitted.to_toml}
     if plot is not None:
-        drawn = [column.name for column in fitted.columns if _is_drawn(column)][:_MOST_DRAWN]
+        drawn = [
+            column.name for column in fitted.columns
+            if column.role in ("feature", "label") and column.kind not in ("code_set", "trajectory")
+        ][:_MOST_DRAWN]  # fmt: skip
         if len(drawn) < 2:
             raise ConfigError(f"--plot draws pairs of columns; the rules keep {len(drawn)} that can be drawn.")
         files[plot] = lambda path: _draw(path, plot.suffix, "plot_pairs", original[drawn], coarse[drawn])
@@ -161,10 +161,6 @@ def _beside(out: Path) -> Path:
 def _check_plot(plot: Path | None) -> None:
     if plot is not None and plot.suffix not in (".svg", ".png"):
         raise ConfigError(f"{plot}: a plot is an .svg or a .png file.")
-
-
-def _is_drawn(column: Column) -> bool:
-    return column.role in ("feature", "label") and column.kind not in ("code_set", "trajectory")
 
 
 def _draw(path: Path, suffix: str, figure: str, *data: Any) -> None:

@@ -76,10 +76,6 @@ def _places() -> tuple[Path, ...]:
     return tuple(files[_OF_SITE[site]] for site in SITES)
 
 
-def _raw() -> pd.DataFrame:
-    return _parsed(*_places()).copy()
-
-
 def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     for name, names in _CODES.items():
         if name in records:
@@ -125,7 +121,7 @@ def _split(places: tuple[Path, ...]) -> pd.DataFrame:
 
 def load_920() -> pd.DataFrame:
     """All 920 records; a cholesterol or resting pressure of 0 (not measured) is missing."""
-    raw = _raw()
+    raw = _parsed(*_places()).copy()
     measured = ["chol", "trestbps"]
     raw[measured] = raw[measured].where(raw[measured] > 0)
     return _named(raw, SCHEMA_920)

@@ -150,10 +150,6 @@ def _stem(file: Path) -> str:
     return file.name[: -len(suffix)]
 
 
-def _header(name: object) -> str:
-    return str(name).strip()
-
-
 def _title(files: str | Sequence[str]) -> str:
     return Path(_several(files)[0].rpartition("=")[2]).stem.removesuffix(".csv") or "tables"
 
@@ -199,9 +195,12 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         raise ConfigError(
             f"The tables need a label; name the column of the outcome by --label: {several(cells, most=12)}."
         )
-    twice = {name for frame in frames.values() for name, times in Counter(map(_header, frame)).items() if times > 1} - {
-        ""
-    }
+    twice = {
+        name
+        for frame in frames.values()
+        for name, times in Counter(str(column).strip() for column in frame).items()
+        if times > 1
+    } - {""}
     if unclear := twice & {roles.label, roles.patient, roles.site}:
         raise DataError(f"{title}: two columns are named {min(unclear)!r}; give them names of their own.")
     others = [] if roles.site else _likely_sites(cells, files, roles)

@@ -138,13 +138,10 @@ def _groups(
     )
     if test:
         how = ", patients compared within hospitals" if method.separate else ""
-        result = f"chi-squared {test.statistic:.2f} on {test.freedom} degrees of freedom, p {_p(test.p)}"
+        p = "< 0.001" if test.p < 0.001 else f"= {test.p:.3f}"
+        result = f"chi-squared {test.statistic:.2f} on {test.freedom} degrees of freedom, p {p}"
         note = f"Log-rank test{how}: {result}. {note}"
     return Table("groups", "Groups", columns, tuple(rows), forms, note)
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"= {value:.3f}"
 
 
 def _in_unit(method: SurvivalCounts) -> str:

@@ -91,11 +91,6 @@ def _few_moments(columns: int, outputs: int, labels: int = 0) -> nn.Sequential:
     return mlp_critic(columns + labels, outputs, (64,))
 
 
-def _small_generator(at: Layout) -> nn.Module:
-    """Of ``_SMALL`` latents and each column's own noise."""
-    return LabelledAffine(at.label.start, _SMALL, at.classes, (128, 128), _FLOOR)
-
-
 def trial_form(layout: Layout) -> Form:
     """The form of the layout's series. Raises ConfigError for a table that is not trajectories of equal length alone."""
     lengths = {at.stop - at.start for at in layout.trajectories}
@@ -222,7 +217,7 @@ def networks(layout: Layout, form: str, published: bool = False) -> tuple[Build,
             case "dcgan":
                 return dcgan_generator(side, 100, classes, batch_norm=published)
             case _:
-                return _small_generator(at)
+                return LabelledAffine(columns, _SMALL, classes, (128, 128), _FLOOR)
 
     def body(at: Layout, labels: int, outputs: int) -> nn.Module:
         columns = at.label.start + labels
@@ -305,17 +300,9 @@ def _truth(value: Any) -> bool:
     raise ValueError(value)
 
 
-def _adaptive(value: Any) -> Adaptive | None:
-    return Adaptive() if _truth(value) else None
-
-
-def _clip(value: Any) -> float | None:
-    return float(value) or None
-
-
 # Options that may be given as text, by what reads them.
 OPTIONS: Mapping[str, Callable[[Any], Any]] = {
     "loss": str, "law": str, "schedule": str, "optimizer": str, "learning-rate": float, "momentum": float, "steps": int,
-    "batch": int, "ring": int, "ema": float, "adaptive": _adaptive, "weight-clip": _clip, "penalty": float,
-    "spread": float, "fall": float, "hard": _truth,
+    "batch": int, "ring": int, "ema": float, "adaptive": lambda value: Adaptive() if _truth(value) else None,
+    "weight-clip": lambda value: float(value) or None, "penalty": float, "spread": float, "fall": float, "hard": _truth,
 }  # fmt: skip

@@ -18,7 +18,7 @@ from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream, torch_seed
 from polyclinic.training.auditing.faults import NO_FAULT, Fault
 from polyclinic.training.auditing.views import View, Watched, views
-from polyclinic.training.local import PLAIN, LocalHalf
+from polyclinic.training.local import PLAIN
 from polyclinic.training.modules import load
 from polyclinic.training.task import SiteUpdate, SiteWork, Task, TrainSettings
 from polyclinic.types import Arrays, Bools, Builder, Labels, Reals
@@ -154,10 +154,12 @@ def noisy_sums(
     Returns:
         For each view (rounds, S, P).
     """
-    scale = _SMALL / settings.max_grad_norm
+    scale, half = _SMALL / settings.max_grad_norm, settings.local
+    # A fault that trains by itself takes plain steps.
+    watched = PLAIN if half == PLAIN or subject.fault.train else Watched(half)
     plain = replace(
         settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0, radius=0.0,
-        denoise="none", local=_watched(subject, settings.local),
+        denoise="none", local=watched,
     )  # fmt: skip
     names, seen = privatised(subject, build, arrays), subject.views(settings)
     states: list[Arrays] = [{} for _ in hospitals]
@@ -168,11 +170,6 @@ def noisy_sums(
             sums.append([view.read(names, arrays, update, scale) for update in updates])
         states = [update.state for update in updates]
     return [np.asarray(sums) for sums in shown]
-
-
-def _watched(subject: Subject, half: LocalHalf) -> LocalHalf:
-    # A fault that trains by itself takes plain steps.
-    return PLAIN if half == PLAIN or subject.fault.train else Watched(half)
 
 
 def privatised(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:

@@ -116,7 +116,7 @@ def test_renewing_takes_the_authoritys_key_from_where_it_is_kept(cli: Cli, coord
     offline = (coordinator / "ca.key").rename(tmp_path / "ca.key")
     before = (coordinator / "server.crt").read_bytes()
     (tmp_path / "junk.key").write_text("no key")
-    for name, words in (("junk.key", "is no private key"), ("co/server.key", "is the key of another authority")):
+    for name, words in (("junk.key", "is not a private key"), ("co/server.key", "is the key of another authority")):
         assert_refused(cli("coordinator", "renew", coordinator, "--ca-key", tmp_path / name), words)
     assert (coordinator / "server.crt").read_bytes() == before
     assert cli("coordinator", "renew", coordinator, "--ca-key", offline).code == 0

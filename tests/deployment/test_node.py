@@ -92,10 +92,10 @@ def test_start_gives_flower_arguments_that_it_knows_and_this_hospital_s_file(cli
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("ca.crt", b"junk", "is no certificate in PEM"),
-        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is no certificate in PEM"),
-        ("node.key", b"junk", "is no private key, or a damaged one"),
-        ("node.key", None, "is no private key, or a damaged one"),
+        ("ca.crt", b"junk", "is not a certificate in PEM"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is not a certificate in PEM"),
+        ("node.key", b"junk", "is not a private key, or a damaged one"),
+        ("node.key", None, "is not a private key, or a damaged one"),
     ],
 )
 def test_start_refuses_damaged_files_in_a_sentence(

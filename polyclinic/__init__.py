@@ -9,7 +9,7 @@ A strategy's half at hospitals is a ``LocalHalf``, which is given ``Sites`` and 
 from pathlib import Path as _Path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.2.0"
 __all__ = [
     "Central",
     "Checkpoints",

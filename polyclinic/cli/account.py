@@ -32,10 +32,10 @@ def account(
     accountant: Annotated[
         str,
         typer.Option(
-            help="pld or rdp, which enforce; basic, advanced, zcdp, gdp, prv or a package's own, which only show."
+            help="Accountant: pld or rdp may enforce; basic, advanced, zcdp, gdp, prv or a package's own only show."
         ),
     ] = "pld",
-    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[str, typer.Option(help="Neighbouring relation: add-remove or replace-one.")] = "add-remove",
     plot: Annotated[
         Path | None, typer.Option(help="Draw epsilon over the steps by all accountants into this .svg or .png file.")
     ] = None,

@@ -19,7 +19,7 @@ def cox(
     options: Options,
     time: Time = None,
     event: Event = None,
-    ties: Annotated[str | None, typer.Option(help="Without privacy: efron or breslow.")] = None,
+    ties: Annotated[str | None, typer.Option(help="Without privacy: how ties are treated, efron or breslow.")] = None,
     edges: Edges = None,
     intervals: Intervals = None,
 ) -> None:

@@ -10,10 +10,14 @@ from polyclinic.cli.analyses.analyse import Options, analyse
 from polyclinic.cli.options import with_options
 from polyclinic.errors import ConfigError
 
-Time = Annotated[str | None, typer.Option(help="Column of how long each patient was seen; else that of role duration.")]
-Event = Annotated[str | None, typer.Option(help="Column of whether the event came then; else that of role event.")]
-Edges = Annotated[str | None, typer.Option(help="Ends of the intervals of time, as 30,60,90.")]
-Intervals = Annotated[int | None, typer.Option(help="Without --edges: how many equal intervals.")]
+Time = Annotated[
+    str | None, typer.Option(help="Column of how long each patient was observed. Default: the column of role duration.")
+]
+Event = Annotated[
+    str | None, typer.Option(help="Column that says whether the event came. Default: the column of role event.")
+]
+Edges = Annotated[str | None, typer.Option(help="Ends of the time intervals, such as 30,60,90.")]
+Intervals = Annotated[int | None, typer.Option(help="Without --edges: number of equal intervals.")]
 
 
 @with_options(Options)
@@ -27,12 +31,10 @@ def survival(
     intervals: Intervals = None,
     within: Annotated[
         str | None,
-        typer.Option(
-            help="Who is censored inside an interval is at risk in half of it (half) or in none of it (before)."
-        ),
+        typer.Option(help="Risk time of patients censored in an interval: half of it (half) or none (before)."),
     ] = None,
     hospitals: Annotated[
-        bool, typer.Option("--hospitals", help="Also by hospital; the test compares within them.")
+        bool, typer.Option("--hospitals", help="Show curves by hospital too, and compare groups within hospitals.")
     ] = False,
 ) -> None:
     """Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time."""

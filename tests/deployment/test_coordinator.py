@@ -368,7 +368,7 @@ def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
 
     ssh = (Encoding.OpenSSH, PublicFormat.OpenSSH)
     assert_refused(register((coordinator / "ca.key").read_bytes()), "is a private key")
-    assert_refused(register(b"hello"), "no public key")
+    assert_refused(register(b"hello"), "not a public key")
     for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())):
         assert_refused(register(key.public_key().public_bytes(*ssh)), "P-384")
     done = cli("coordinator", "nodes", coordinator)

@@ -104,7 +104,7 @@ def test_what_is_not_allowed_is_said_in_one_sentence(text: str, says: str) -> No
 
 @pytest.mark.parametrize("text", ["sex > 1", "sex > '2020-01-01'", "abs(seen) > 1"])
 def test_a_cell_of_another_kind_names_its_column_and_is_not_quoted(text: str) -> None:
-    with pytest.raises(DataError, match=r"column '(sex|seen)': a cell is no (number|date)") as refused:
+    with pytest.raises(DataError, match=r"column '(sex|seen)': a cell is not a (number|date)") as refused:
         parse(text, list(TABLE)).holds(TABLE)
     assert "2021" not in str(refused.value) and "'F'" not in str(refused.value)
 

@@ -153,7 +153,9 @@ def test_only_an_authority_s_certificate_alone_is_taken(cli: Cli, coordinator: P
     both = tmp_path / "both.pem"
     both.write_bytes((coordinator / "ca.crt").read_bytes() + (coordinator / "ca.key").read_bytes())
     assert_refused(cli(*init_arguments(tmp_path, coordinator, ca=both)), "holds a private key", tmp_path)
-    assert_refused(cli(*init_arguments(tmp_path, coordinator, ca=coordinator / "ca.key")), "not a certificate", tmp_path)
+    assert_refused(
+        cli(*init_arguments(tmp_path, coordinator, ca=coordinator / "ca.key")), "not a certificate", tmp_path
+    )
 
 
 def test_records_are_read_before_anything_is_written_unless_told_not_to(

@@ -32,10 +32,10 @@ def account(
     accountant: Annotated[
         str,
         typer.Option(
-            help="pld or rdp, which enforce; basic, advanced, zcdp, gdp, prv or a package's own, which only show."
+            help="Accountant: pld or rdp may enforce; basic, advanced, zcdp, gdp, prv or a package's own only show."
         ),
     ] = "pld",
-    relation: Annotated[str, typer.Option(help="add-remove or replace-one.")] = "add-remove",
+    relation: Annotated[str, typer.Option(help="Neighbouring relation: add-remove or replace-one.")] = "add-remove",
     plot: Annotated[
         Path | None, typer.Option(help="Draw epsilon over the steps by all accountants into this .svg or .png file.")
     ] = None,
@@ -43,8 +43,9 @@ def account(
 ) -> None:
     """The epsilon of DP-SGD, or the noise that a target epsilon needs, and the risk of a patient in plain numbers.
 
-    pld is tight, rdp Opacus' bound, prv Opacus' check of pld. basic and advanced add up each step's own epsilon, amplified
-    by the sample; zcdp adds up each step as if it saw all patients. gdp is an approximation, no bound.
+    Accountants: pld is tight, rdp is Opacus' bound, and prv is Opacus' check of pld. Two others, basic and advanced, add up
+    each step's own epsilon, amplified by the sample. The accountant zcdp adds up each step as if it saw all patients. And gdp
+    is an approximation, not a bound.
     """
     with loading():
         from polyclinic.evaluation.privacy_text import risk_sentence

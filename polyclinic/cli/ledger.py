@@ -29,7 +29,7 @@ def show(
     site: OneSite = None,
     delta: Annotated[
         list[float] | None,
-        typer.Option(help="Epsilon at this delta too, instead of at three smaller ones; repeatable."),
+        typer.Option(help="Show epsilon at this delta too. Default: at three smaller ones; repeatable."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -73,7 +73,7 @@ KINDS = {
 
 def new(
     kind: Annotated[str, typer.Argument(help=f"{', '.join(KINDS)}.")],
-    name: Annotated[str, typer.Argument(help="The name to give it, as half-way; also the folder's.")],
+    name: Annotated[str, typer.Argument(help="Name of the part, such as half-way, and of its folder.")],
     as_json: Json = False,
 ) -> None:
     """Write a package of one strategy, task, program, dataset or model into the folder NAME: code, entry point, test, README.

@@ -35,11 +35,11 @@ class Records:
     patient: Annotated[str | None, typer.Option(help="With --data: the column that names the patient.")] = None
     site: Annotated[str | None, typer.Option(help="With --data, one file: the column that names the hospital.")] = None
     leave_out: Annotated[
-        list[str] | None, typer.Option(help="With --data: a column that is no feature; repeatable.")
+        list[str] | None, typer.Option(help="With --data: column that is not a feature; repeatable.")
     ] = None
     missing: Annotated[
         list[str] | None,
-        typer.Option(help="With --data: a text that stands for a missing cell, beside the usual ones; repeatable."),
+        typer.Option(help="With --data: text that marks a missing cell, beside the usual ones; repeatable."),
     ] = None
     schema: Annotated[
         Path | None, typer.Option(help="With --data: the public schema of the tables, in place of a draft.")

@@ -11,7 +11,7 @@ from polyclinic.cli.terminal import Json, answer, json_alone, loading, table
 
 
 def plugins(
-    group: Annotated[str | None, typer.Argument(help="Only this group.")] = None,
+    group: Annotated[str | None, typer.Argument(help="Group whose entries are listed.")] = None,
     as_json: Json = False,
 ) -> None:
     """List every name that the configuration knows, the package that brings it, and why one cannot be used.

@@ -43,7 +43,7 @@ def test_every_service_is_confined() -> None:
         assert "ports" not in service and "privileged" not in service, name
         assert not any("docker.sock" in str(volume) for volume in service.get("volumes", [])), name
         # Databases run as the image's postgres; our own image has its user.
-        assert service["image"] == "polyclinic:0.2.0.dev0" or service["user"] == "postgres", name
+        assert service["image"] == "polyclinic:0.2.0" or service["user"] == "postgres", name
     assert "USER polyclinic" in (ROOT / "docker" / "Dockerfile").read_text()
 
 
@@ -466,10 +466,10 @@ def test_containers_are_confined_and_no_secret_is_in_their_environment_logs_or_i
         assert not found["NetworkSettings"]["Ports"] or not any(found["NetworkSettings"]["Ports"].values())
         assert not any(secret in json.dumps(found) for secret in secrets)
     assert len(set(secrets)) == 3 and not any(secret in logs for secret in secrets)
-    history = subprocess.check_output(["docker", "history", "--no-trunc", "polyclinic:0.2.0.dev0"], text=True)
+    history = subprocess.check_output(["docker", "history", "--no-trunc", "polyclinic:0.2.0"], text=True)
     assert not any(secret in history for secret in secrets)
     bill = json.loads(subprocess.check_output(
-        ["docker", "run", "--rm", "--network", "none", "polyclinic:0.2.0.dev0", "cat", "/opt/venv/sbom.cdx.json"]))  # fmt: skip
+        ["docker", "run", "--rm", "--network", "none", "polyclinic:0.2.0", "cat", "/opt/venv/sbom.cdx.json"]))  # fmt: skip
     versions = {part["name"].lower(): part["version"] for part in bill["components"]}
     pinned = dict(
         line.strip().split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line

@@ -285,7 +285,7 @@ def test_kubectl_builds_what_the_schemas_accept(side: str, made: dict[str, Path]
     [config] = [one for one in built if one["kind"] == "ConfigMap"]
     spec = found["spec"]["template"]["spec"]
     assert config["metadata"]["name"] in [volume.get("configMap", {}).get("name") for volume in spec["volumes"]]
-    assert spec["containers"][0]["image"] == "registry.example/polyclinic:0.2.0.dev0"
+    assert spec["containers"][0]["image"] == "registry.example/polyclinic:0.2.0"
     for arguments in lines(SIDES.index(side) + 1):
         if "create" in arguments:
             said = subprocess.check_output([*arguments, "--dry-run=client", "-o", "json"], cwd=made[side], text=True)

@@ -31,16 +31,18 @@ PAGES = sorted(
 # Pages whose runs take minutes together; `make slow` runs them.
 LONG = (
     "docs/datasets/own.md", "docs/datasets/partitioners.md", "docs/effects.md", "docs/evaluation.md", "docs/flows/inference.md",
-    "docs/models.md", "docs/objectives.md", "docs/regression.md", "docs/privacy/attacks.md", "docs/privacy/audit.md",
-    "docs/privacy/central.md", "docs/privacy/secure-aggregation.md", "docs/records/imputation.md", "docs/start.md",
-    "docs/strategies.md", "docs/survival.md", "docs/sweep.md", "docs/synthesis/README.md", "docs/synthesis/inference.md",
-    "docs/synthesis/marginals.md", "docs/synthesis/quality.md", "docs/synthesis/review.md",
-    "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md",
-    "docs/tutorials/method-developer.md", "docs/tutorials/researcher.md", "docs/tutorials/trial-statistician.md",
+    "docs/gallery.md", "docs/models.md", "docs/objectives.md", "docs/regression.md", "docs/privacy/attacks.md",
+    "docs/privacy/audit.md", "docs/privacy/central.md", "docs/privacy/secure-aggregation.md", "docs/records/imputation.md",
+    "docs/start.md", "docs/strategies.md", "docs/survival.md", "docs/sweep.md", "docs/synthesis/README.md",
+    "docs/synthesis/inference.md", "docs/synthesis/marginals.md", "docs/synthesis/quality.md", "docs/synthesis/review.md",
+    "docs/synthesis/synthesize.md", "docs/trackers.md", "docs/tutorials/data-office.md", "docs/tutorials/method-developer.md",
+    "docs/tutorials/researcher.md", "docs/tutorials/trial-statistician.md",
 )  # fmt: skip
 # Pages that show records of POLYCLINIC_DATA, by the folder in it.
 DATA = {"docs/flows/inference.md": "heart_uci", "docs/describe.md": "heart_uci", "docs/survival.md": "ist",
         "docs/effects.md": "ist", "docs/tutorials/trial-statistician.md": "ist"}  # fmt: skip
+#: A picture of the gallery: its file, the page that it shows and the heading at its top.
+PICTURE = re.compile(r'\]\((gallery/\S+) "([^",]+)(?:, ([^"]+))?"\)')
 # A line that begins so is not run here, because
 ELSEWHERE = (
     "make ",  # .ci/run runs make's targets; this test is itself a part of `make test`
@@ -124,6 +126,9 @@ def prepare(page: str, folder: Path, environment: dict[str, str]) -> None:
         tables = [sys.executable, "-c", blocks("docs/datasets/own.md", "python")[0][1]]
         assert subprocess.run(tables, cwd=folder, env=environment).returncode == 0
         shutil.copy(folder / "hospitals" / "west.csv", folder / "new-patients.csv")
+    if page == "docs/gallery.md":
+        [tables] = [text for _, text in blocks("docs/tutorials/trial-statistician.md", "python") if "to_csv" in text]
+        assert subprocess.run([sys.executable, "-c", tables], cwd=folder, env=environment).returncode == 0
     if page == "docs/flower.md":
         app_folder("own_loop", folder).rename(folder / "my-app")
     if page.endswith("method-developer.md"):
@@ -242,6 +247,20 @@ def test_everything_that_the_trial_statistician_reads_is_what_the_commands_find(
     )
     text = " ".join((ROOT / page).read_text(encoding="utf-8").split())
     assert not [part for part in shown if part not in text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["docs/gallery.md"])
+def test_everything_that_the_gallery_shows_is_small_and_of_a_page_that_its_commands_write(
+    page: str, problems: dict[str, str], folders: dict[str, Path]
+) -> None:
+    assert page not in problems, problems[page]
+    pictures = PICTURE.findall((ROOT / page).read_text(encoding="utf-8"))
+    sizes = [(ROOT / "docs" / file).stat().st_size for file, _, _ in pictures]
+    assert len(pictures) == 9 and max(sizes) < 80_000 and sum(sizes) < 600_000
+    for _, shown, heading in pictures:
+        [path] = folders[page].glob(shown)
+        assert not heading or re.search(rf"<h[23]>{heading}</h[23]>", path.read_text(encoding="utf-8")), shown
 
 
 def test_the_tutorials_have_something_to_run() -> None:

@@ -303,11 +303,16 @@ def test_a_sweep_without_a_number_has_a_row_for_each_combination(tmp_path: Path)
     rows = [Row({"model": model}, 2, {"auroc": estimate}) for model in ("mlp", "logistic")]
     text = page_text(
         render_sweep(
-            rows, ["model=mlp, seed=3: the lights went out"], {"rounds": 3}, {"auroc": "AUROC"}, tmp_path / "page.html"
+            rows,
+            ["model=mlp, seed=3: the lights went out"],
+            {"rounds": 3, "sites": 4},
+            {"auroc": "AUROC"},
+            tmp_path / "page.html",
         )
     )
     assert (
         "Failed. model=mlp, seed=3: the lights went out" in text
+        and "What the runs share rounds = 3 sites = 4" in text
         and "logistic 2 no guarantee 0.800 0.700 to 0.900" in text
     )
     assert "all runs 1 no guarantee 0.800" in page_text(

@@ -15,10 +15,10 @@ def combine(
     certificate: Annotated[
         Path, typer.Argument(help="The sets' certificate, as `polyclinic synthesize --sets` wrote it.")
     ],
-    formula: Annotated[str, typer.Option(help="An outcome, ~ and terms: 'died ~ age + sex + C(region) + age:sex'.")],
-    family: Annotated[str, typer.Option(help="linear, logistic, poisson or negative-binomial.")] = "linear",
+    formula: Annotated[str, typer.Option(help="Outcome, ~ and terms: 'died ~ age + sex + C(region) + age:sex'.")],
+    family: Annotated[str, typer.Option(help="Family: linear, logistic, poisson or negative-binomial.")] = "linear",
     patients: Annotated[
-        int | None, typer.Option(min=1, help="Of how many patients the run was, where the certificate does not say.")
+        int | None, typer.Option(min=1, help="Number of patients of the run, if the certificate does not say it.")
     ] = None,
     as_json: Json = False,
 ) -> None:

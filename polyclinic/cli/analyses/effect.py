@@ -13,21 +13,23 @@ from polyclinic.cli.options import with_options
 
 @with_options(Options)
 def effect(
-    treatment: Annotated[str, typer.Option(metavar="COLUMN", help="A column with yes or no, or COLUMN=CATEGORY.")],
+    treatment: Annotated[str, typer.Option(metavar="COLUMN", help="Column of two values, or COLUMN=CATEGORY.")],
     options: Options,
     outcome: Annotated[
-        str | None, typer.Option(metavar="COLUMN", help="Yes or no, or a number; default: the label.")
+        str | None, typer.Option(metavar="COLUMN", help="Column of two values or of numbers. Default: the label.")
     ] = None,
     control: Annotated[
-        str | None, typer.Option(metavar="COLUMN=CATEGORY", help="Who is compared; default: all others.")
+        str | None, typer.Option(metavar="COLUMN=CATEGORY", help="Group to compare with. Default: all others.")
     ] = None,
     covariates: Annotated[
-        str | None, typer.Option(metavar="COLUMNS", help="Of the propensity, as age+sex; default: all features.")
+        str | None,
+        typer.Option(metavar="COLUMNS", help="Covariates of the propensity, such as age+sex. Default: all features."),
     ] = None,
     propensity: Annotated[
-        float | None, typer.Option(help="Known by design, as 0.5 in a trial of two equal arms; default: estimated.")
+        float | None,
+        typer.Option(help="Propensity by design, such as 0.5 in a trial of two equal arms. Default: estimated."),
     ] = None,
-    most_weight: Annotated[float | None, typer.Option(help="The largest weight of a patient; default: 10.")] = None,
+    most_weight: Annotated[float | None, typer.Option(help="Largest weight of a patient. Default: 10.")] = None,
 ) -> None:
     """Estimate the average effect of a treatment on an outcome, with its balance and an interval that counts the noise."""
     if outcome is not None and options.data:

@@ -9,11 +9,12 @@ import typer
 from polyclinic.cli.analyses.analyse import Options, analyse
 from polyclinic.cli.options import with_options
 
-Columns = Annotated[list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Features; all numbers by default.")]
+Columns = Annotated[list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Features. Default: all numbers.")]
 Scaling = Annotated[
     str | None,
     typer.Option(
-        help="measured, the default: by each number's deviation; public: by the schema's.", show_default=False
+        help="Scale of the numbers: measured (default) by their own deviation, public by the schema's.",
+        show_default=False,
     ),
 ]
 
@@ -27,7 +28,7 @@ def components(column: Columns = None, scaling: Scaling = None, *, options: Opti
 @with_options(Options)
 def clusters(
     column: Columns = None,
-    k: Annotated[int, typer.Option(help="Clusters.")] = 4,
+    k: Annotated[int, typer.Option(help="Number of clusters.")] = 4,
     scaling: Scaling = None,
     *,
     options: Options,

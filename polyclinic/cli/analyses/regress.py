@@ -16,17 +16,17 @@ _ROUNDS = {"negative-binomial": 25}
 
 @with_options(Options)
 def regress(
-    formula: Annotated[str, typer.Argument(help="An outcome, ~ and terms: 'died ~ age + sex + C(region) + age:sex'.")],
+    formula: Annotated[str, typer.Argument(help="Outcome, ~ and terms: 'died ~ age + sex + C(region) + age:sex'.")],
     *,
     options: Options,
-    family: Annotated[str, typer.Option(help="linear, logistic, poisson or negative-binomial.")] = "linear",
+    family: Annotated[str, typer.Option(help="Family: linear, logistic, poisson or negative-binomial.")] = "linear",
     errors: Annotated[str | None, typer.Option(help="Standard errors: classic, or robust by hospital.")] = None,
     meta: Annotated[
         str | None, typer.Option(help="Fit each hospital by itself and combine the coefficients: reml or dl.")
     ] = None,
     least: Annotated[
         int | None,
-        typer.Option(help="Without privacy: the fewest patients of a hospital that a term may rest on, 3 or more."),
+        typer.Option(help="Without privacy: smallest number of a hospital's patients for a term, 3 or more."),
     ] = None,
 ) -> None:
     """A regression table of all hospitals' patients, under privacy or exact; or each hospital's own, and their meta-analysis."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -10,10 +11,14 @@ from polyclinic.cli.analyses.analyse import Options, analyse
 from polyclinic.cli.options import with_options
 from polyclinic.errors import ConfigError
 
-Time = Annotated[str | None, typer.Option(help="Column of how long each patient was seen; else that of role duration.")]
-Event = Annotated[str | None, typer.Option(help="Column of whether the event came then; else that of role event.")]
-Edges = Annotated[str | None, typer.Option(help="Ends of the intervals of time, as 30,60,90.")]
-Intervals = Annotated[int | None, typer.Option(help="Without --edges: how many equal intervals.")]
+Time = Annotated[
+    str | None, typer.Option(help="Column of how long each patient was observed. Default: the column of role duration.")
+]
+Event = Annotated[
+    str | None, typer.Option(help="Column that says whether the event came. Default: the column of role event.")
+]
+Edges = Annotated[str | None, typer.Option(help="Ends of the time intervals, such as 30,60,90.")]
+Intervals = Annotated[int | None, typer.Option(help="Without --edges: number of equal intervals.")]
 
 
 @with_options(Options)
@@ -27,12 +32,10 @@ def survival(
     intervals: Intervals = None,
     within: Annotated[
         str | None,
-        typer.Option(
-            help="Who is censored inside an interval is at risk in half of it (half) or in none of it (before)."
-        ),
+        typer.Option(help="Risk time of patients censored in an interval: half of it (half) or none (before)."),
     ] = None,
     hospitals: Annotated[
-        bool, typer.Option("--hospitals", help="Also by hospital; the test compares within them.")
+        bool, typer.Option("--hospitals", help="Show curves by hospital too, and compare groups within hospitals.")
     ] = False,
 ) -> None:
     """Survival curves with intervals, medians and a log-rank test of groups, by counts on a public grid of time."""
@@ -40,7 +43,17 @@ def survival(
         "time": time, "event": event, "by": by, "edges": numbers(edges), "intervals": intervals, "within": within,
         "hospitals": hospitals or None,
     }  # fmt: skip
-    analyse("survival", given, options)
+    analyse("survival", given, with_time(options, time))
+
+
+def with_time(options: Options, time: str | None) -> Options:
+    """The options with the time as the label of drafted tables, where a feature's largest values would be moved.
+
+    A schema says itself what is moved.
+    """
+    described = options.schema is not None or any(place.endswith(".toml") for place in options.data or ())
+    drafted = bool(options.data) and not described
+    return replace(options, label=time) if time and drafted and not options.label else options
 
 
 def numbers(text: str | None) -> list[float] | None:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _UNPROVEN = "the coordinator's word"
 RunName = Annotated[str, typer.Argument(help="The run's name, as `pending` shows it.")]
-Why = Annotated[str, typer.Option(help="One line, which the coordinator is told.")]
+Why = Annotated[str, typer.Option(help="Reason in one line, which the coordinator sees.")]
 
 
 def pending(
     folder: Folder,
-    every: Annotated[bool, typer.Option("--all", help="Also the runs that somebody has decided on.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List runs that were decided on too.")] = False,
     as_json: Json = False,
 ) -> None:
     """The runs that wait for somebody here to approve or deny them."""
@@ -74,9 +74,9 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
 def approve(
     folder: Folder,
     run: RunName,
-    terms: Annotated[str, typer.Option(help="All digits of the terms, as `show` has them.")],
+    terms: Annotated[str, typer.Option(help="Digest of the terms, with all digits, as `show` prints it.")],
     days: Annotated[
-        float | None, typer.Option(help="For how many days; the policy's approval-days where it is not given.")
+        float | None, typer.Option(help="For how many days the approval holds. Default: the policy's approval-days.")
     ] = None,
     as_json: Json = False,
 ) -> None:

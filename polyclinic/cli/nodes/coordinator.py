@@ -27,12 +27,12 @@ app.add_typer(submitter, name="submitter")
 
 Address = Annotated[
     str,
-    typer.Option("--superlink", help="HOST:PORT of the SuperLink, where it is not this machine.", show_default=False),
+    typer.Option("--superlink", help="HOST:PORT of the SuperLink. Default: this machine's.", show_default=False),
 ]
 Key = Annotated[
     Path | None,
     typer.Option(
-        "--key", envvar="POLYCLINIC_KEY", help="File of your own key, where the coordinator lists who may submit.",
+        "--key", envvar="POLYCLINIC_KEY", help="File of your own key, if the coordinator lists who may submit.",
         show_default=False,
     ),
 ]  # fmt: skip
@@ -51,7 +51,7 @@ def init(
     folder: Folder,
     host: Annotated[list[str], typer.Option(help="Name or IP address by which hospitals reach it; repeatable.")],
     address: Annotated[
-        list[str] | None, typer.Option(help="Further name or IP address for the certificate; repeatable.")
+        list[str] | None, typer.Option(help="Another name or IP address for the certificate; repeatable.")
     ] = None,
     listen: Annotated[
         str, typer.Option(help="IP address at which it listens; 0.0.0.0 is all of this machine's.")
@@ -105,9 +105,7 @@ def start(
 def renew(
     folder: Folder,
     days: Annotated[int, typer.Option(min=1, max=3650, help="Validity of the new certificate.")] = 825,
-    ca_key: Annotated[
-        Path | None, typer.Option(help="The authority's key, where it is kept elsewhere than in FOLDER/ca.key.")
-    ] = None,
+    ca_key: Annotated[Path | None, typer.Option(help="File of the authority's key. Default: FOLDER/ca.key.")] = None,
     as_json: Json = False,
 ) -> None:
     """Make a new server's certificate, of the new authority where there are two; it says which authority signed."""
@@ -225,7 +223,7 @@ def stop(
 @app.command()
 def audit(
     folder: Folder,
-    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0 shows all.")] = 20,
+    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines to show; 0 shows all.")] = 20,
     as_json: Json = False,
 ) -> None:
     """Who asked this coordinator's SuperLink for a change, line by line; exit 1 when a line was changed or is missing."""
@@ -244,12 +242,12 @@ def submit(
     stream: Annotated[bool, typer.Option("--stream", help="Follow the run to its end.")] = False,
     app_dir: Annotated[
         Path | None,
-        typer.Option("--app", help="Folder of a Flower app whose code hospitals shall run, instead of their own."),
+        typer.Option("--app", help="Folder of a Flower app whose code the hospitals run instead of their own."),
     ] = None,  # fmt: skip
     resume: Annotated[
         Path | None,
         typer.Option(
-            help="A run that goes on from its checkpoint, as it was configured: its folder, its name, or `latest`."
+            help="Run to continue from its checkpoint with its own configuration: its folder, its name, or `latest`."
         ),
     ] = None,
     address: Address = "",
@@ -272,7 +270,7 @@ def submit(
 @submitter.command("new")
 def new_submitter(
     name: Name,
-    file: Annotated[Path, typer.Option("--out", help="The new file, as ada.key; its public half is ada.pub.")],
+    file: Annotated[Path, typer.Option("--out", help="New file, such as ada.key; the public half goes to ada.pub.")],
     as_json: Json = False,
 ) -> None:
     """Make a key of your own, and its public half for administrators of the coordinator and of hospitals that ask for it."""
@@ -293,7 +291,7 @@ def add_submitter(
     folder: Folder,
     file: Annotated[Path, typer.Argument(metavar="PUB", help="The person's public key, as `submitter new` made it.")],
     role: Annotated[
-        Role, typer.Option(help="submit: runs without code of their own, and what is theirs; admin: everything.")
+        Role, typer.Option(help="Role. submit: own runs, without own code; admin: everything.")
     ] = Role.SUBMIT,
     as_json: Json = False,
 ) -> None:

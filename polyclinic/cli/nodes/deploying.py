@@ -23,17 +23,17 @@ from polyclinic.errors import PolyclinicError
 if TYPE_CHECKING:
     from polyclinic.deployment.monitoring.checks import Check
 
-Folder = Annotated[Path, typer.Argument(help="The folder of its files.")]
-Destination = Annotated[Path, typer.Argument(help="A new folder for the copy.")]
-Backup = Annotated[Path, typer.Argument(help="The backup.")]
-Restored = Annotated[Path, typer.Argument(help="The folder to be made; move aside one that is there.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command instead.")]
+Folder = Annotated[Path, typer.Argument(help="Folder of its files.")]
+Destination = Annotated[Path, typer.Argument(help="New folder for the copy.")]
+Backup = Annotated[Path, typer.Argument(help="Folder of the backup.")]
+Restored = Annotated[Path, typer.Argument(help="Folder to make; move an old one aside first.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command and start nothing.")]
 IfMissing = Annotated[
-    bool, typer.Option("--if-missing", help="Change nothing where it was made before, instead of refusing.")
+    bool, typer.Option("--if-missing", help="Change nothing if the folder was made before. Default: refuse.")
 ]
 _TIMES = ("registered", "submitted", "finished")
 MetricsHost = Annotated[
-    str, typer.Option("--host", help="Address to listen on; others than this machine's own may look.")
+    str, typer.Option("--host", help="Address to listen on. With 0.0.0.0 other machines can read the metrics.")
 ]
 MetricsPort = Annotated[int, typer.Option("--port", min=1, max=65535, help="Port to listen on, at /metrics.")]
 
@@ -46,7 +46,10 @@ class LogFormat(StrEnum):
 
 
 Logs = Annotated[
-    LogFormat, typer.Option("--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="json: one object a line, on stdout.")
+    LogFormat,
+    typer.Option(
+        "--log-format", envvar="POLYCLINIC_LOG_FORMAT", help="Format of the log; json is one object a line on stdout."
+    ),
 ]
 
 

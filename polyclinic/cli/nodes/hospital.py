@@ -34,13 +34,13 @@ def init(
     coordinator: Annotated[str, typer.Option(help="HOST:PORT of the coordinator.")],
     ca: Annotated[Path, typer.Option(help="The coordinator's ca.crt; it is copied.")],
     budget: Annotated[float, typer.Option(help="Epsilon that these records may ever spend.")] = 1.0,
-    delta: Annotated[float, typer.Option(help="Below 1/patients, better a tenth of that.")] = 1e-5,
+    delta: Annotated[float, typer.Option(help="Delta of the budget: below 1/patients, better a tenth of that.")] = 1e-5,
     source: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Option of the source, such as query=... or password-file=FILE; repeatable.")
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Of this machine's loopback, for the node itself.")] = 9094,
-    check: Annotated[bool, typer.Option("--check/--no-check", help="Read all records under the schema first.")] = True,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Loopback port for the processes of the node.")] = 9094,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="First read all records under the schema.")] = True,
     if_missing: deploying.IfMissing = False,
     as_json: Json = False,
 ) -> None:  # fmt: skip
@@ -130,7 +130,7 @@ def check(folder: Folder, as_json: Json = False) -> None:
 @app.command()
 def journal(
     folder: Folder,
-    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines; 0 shows all.")] = 20,
+    last: Annotated[int, typer.Option(min=0, help="How many of the newest lines to show; 0 shows all.")] = 20,
     as_json: Json = False,
 ) -> None:
     """What was asked of this hospital and what left it, line by line; exit 1 when a line was changed or is missing."""
@@ -153,10 +153,10 @@ def restore(
     folder: deploying.Restored,
     journal: Annotated[
         Path | None,
-        typer.Option(help="The newest journal.jsonl that survived, such as that of the damaged folder, moved aside."),
+        typer.Option(help="The newest journal.jsonl that survived, such as the damaged folder's."),
     ] = None,
     without_journal: Annotated[
-        bool, typer.Option("--without-journal", help="None survived: what was charged after the backup is forgotten.")
+        bool, typer.Option("--without-journal", help="No journal survived: charges after the backup are forgotten.")
     ] = False,
     as_json: Json = False,
 ) -> None:

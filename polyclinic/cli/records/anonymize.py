@@ -24,20 +24,25 @@ _LOSSES = (
 def anonymize(
     records: Records,
     out: Out,
-    k: Annotated[int, typer.Option(help="Patients who look alike, at least.")] = 5,
+    k: Annotated[int, typer.Option(help="k: smallest number of patients who look alike.")] = 5,
     quasi: Quasi = None,
-    sensitive: Annotated[Names, typer.Option(metavar="COLUMNS", help="What l and t are about; repeatable.")] = None,
-    diversity: Annotated[int, typer.Option("--l", help="Values of a sensitive column in a class, at least.")] = 1,
-    closeness: Annotated[
-        float | None, typer.Option("--t", help="Distance of a class's sensitive values to the table's, at most.")
+    sensitive: Annotated[
+        Names, typer.Option(metavar="COLUMNS", help="Column that l and t protect; repeatable.")
     ] = None,
-    suppression: Annotated[float, typer.Option(help="Share of patients who may lose a row.")] = 0.05,
+    diversity: Annotated[
+        int, typer.Option("--l", help="l: smallest number of different sensitive values in a class.")
+    ] = 1,
+    closeness: Annotated[
+        float | None,
+        typer.Option("--t", help="t: largest distance between a class's sensitive values and the table's."),
+    ] = None,
+    suppression: Annotated[float, typer.Option(help="Largest share of patients who may lose a row.")] = 0.05,
     method: Annotated[
-        str, typer.Option(help="lattice: one level for a whole column; mondrian: labels by class.")
+        str, typer.Option(help="Algorithm. lattice: one level for a whole column; mondrian: labels by class.")
     ] = "lattice",
     drop: Annotated[Names, typer.Option(metavar="COLUMNS", help="Columns to leave out, such as names.")] = None,
     keep: Annotated[
-        Names, typer.Option(metavar="COLUMNS", help="Columns to keep although every patient's cell differs.")
+        Names, typer.Option(metavar="COLUMNS", help="Columns to keep although their cells differ for every patient.")
     ] = None,
     label: Annotated[
         str | None, typer.Option(help="Column of two values: compare how well it is predicted before and after.")
@@ -106,7 +111,7 @@ def coarsen(
     schema: Annotated[Path, typer.Option(help="TOML file of the records' schema.")],
     out: Out,
     key: Annotated[
-        Path | None, typer.Option(help="File of the secret key for shifted dates, made if there is none.")
+        Path | None, typer.Option(help="File of the secret key for shifted dates; it is made if it does not exist.")
     ] = None,
     plot: Annotated[
         Path | None,

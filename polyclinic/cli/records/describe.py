@@ -18,17 +18,17 @@ _FOLDED = 10
 @with_options(TargetOptions)
 def describe(
     column: Annotated[
-        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Columns of the schema; all by default.")
+        list[str] | None, typer.Argument(metavar="[COLUMN]...", help="Columns of the schema. Default: all.")
     ] = None,
     by: Annotated[str, typer.Option(help="Column of categories whose groups are compared.", show_default=False)] = "",
     epsilon: Annotated[
-        float | None, typer.Option(help="What the answer may cost each hospital.", show_default=False)
+        float | None, typer.Option(help="Epsilon that the answer may cost each hospital.", show_default=False)
     ] = None,
     share: Annotated[
-        float | None, typer.Option(help="Instead: the part of its budget that it may cost.", show_default=False)
+        float | None, typer.Option(help="Instead of --epsilon: the share of its budget that it may cost.", show_default=False)
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Instead: exact numbers, which are NOT private; for public or simulated records.")
+        bool, typer.Option("--exact", help="Instead of --epsilon: exact numbers. NOT private; for public or simulated records.")
     ] = False,
     bins: Annotated[int, typer.Option(help="Equal parts of a numeric column's public bounds.")] = 64,
     fewest: Annotated[int, typer.Option(help="Smaller counts are not shown.")] = 5,

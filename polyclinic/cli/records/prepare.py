@@ -17,27 +17,27 @@ from polyclinic.cli.terminal import Json, console, loading, print_json, signific
 def prepare(
     out: Annotated[Path, typer.Option(help="Folder for prepared.toml and preparation.json.")] = Path("prepared"),
     epsilon: Annotated[
-        float | None, typer.Option(help="What preparing may cost each hospital.", show_default=False)
+        float | None, typer.Option(help="Epsilon that preparing may cost each hospital.", show_default=False)
     ] = None,
     share: Annotated[
-        float | None, typer.Option(help="Instead: the part of its budget that it may cost.", show_default=False)
+        float | None, typer.Option(help="Instead of --epsilon: the share of its budget that it may cost.", show_default=False)
     ] = None,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Instead: exact counts, which is NOT private; for public or simulated records.")
+        bool, typer.Option("--exact", help="Instead of --epsilon: exact counts. NOT private; for public or simulated records.")
     ] = False,
     imputer: Annotated[
         bool, typer.Option("--imputer", help="Write imputer.json for -c data.imputation=chained instead of a schema.")
     ] = False,
     column: Annotated[
-        list[str] | None, typer.Option(help="A column to prepare; repeatable. All features by default.")
+        list[str] | None, typer.Option(help="Column to prepare; repeatable. Default: all features.")
     ] = None,
     low: Annotated[float, typer.Option(help="Quantile that becomes a numeric column's lower bound.")] = 0.01,
-    high: Annotated[float, typer.Option(help="Quantile that becomes its upper bound.")] = 0.99,
-    bins: Annotated[int, typer.Option(help="Equal parts of the draft's bounds in which patients are counted.")] = 256,
-    codes: Annotated[int, typer.Option(help="The most codes of a code set that a patient counts for.")] = 10,
-    fewest: Annotated[float, typer.Option(help="Fewer patients of a category make it a part of 'other'.")] = 0.0,
-    most_categories: Annotated[int, typer.Option(help="The commonest so many categories or codes are kept.")] = 100,
-    most_missing: Annotated[float, typer.Option(help="A column with a larger share of missing cells is left out.")] = 1.0,
+    high: Annotated[float, typer.Option(help="Quantile that becomes a numeric column's upper bound.")] = 0.99,
+    bins: Annotated[int, typer.Option(help="Equal parts of the draft's bounds, in which patients are counted.")] = 256,
+    codes: Annotated[int, typer.Option(help="Largest number of codes that a patient counts for in a code set.")] = 10,
+    fewest: Annotated[float, typer.Option(help="Categories with fewer patients become part of 'other'.")] = 0.0,
+    most_categories: Annotated[int, typer.Option(help="How many of the commonest categories or codes to keep.")] = 100,
+    most_missing: Annotated[float, typer.Option(help="Leave out columns with a larger share of missing cells.")] = 1.0,
     as_json: Json = False,
     *,
     options: TargetOptions,

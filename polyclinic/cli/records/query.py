@@ -20,14 +20,19 @@ if TYPE_CHECKING:
 
 @with_options(TargetOptions)
 def query(
-    statistic: Annotated[str, typer.Argument(help="count, mean, histogram or quantile.")],
-    epsilon: Annotated[float, typer.Option(help="What the answer may cost each hospital.")],
+    statistic: Annotated[str, typer.Argument(help="Statistic: count, mean, histogram or quantile.")],
+    epsilon: Annotated[float, typer.Option(help="Epsilon that the answer may cost each hospital.")],
     column: Annotated[str, typer.Argument(metavar="[COLUMN]", help="Column of the schema.", show_default=False)] = "",
     named: Annotated[
-        str, typer.Option("--column", help="The same, by name instead of by place.", show_default=False)
+        str,
+        typer.Option("--column", help="Column of the schema, as an option instead of an argument.", show_default=False),
     ] = "",
     where: Annotated[
-        list[str] | None, typer.Option(metavar="CONDITION", help="'age >= 60 and sex == 1'; repeatable, all must hold.")
+        list[str] | None,
+        typer.Option(
+            metavar="CONDITION",
+            help="Condition on the rows, such as 'age >= 60 and sex == 1'; repeatable, all must hold.",
+        ),
     ] = None,
     mechanism: Annotated[
         str | None,
@@ -42,11 +47,13 @@ def query(
         typer.Option(help="Equal parts of the public bounds: 10, or 100 for a quantile.", show_default=False),
     ] = None,
     quantile: Annotated[
-        float | None, typer.Option(help="Which quantile; the median without.", show_default=False)
+        float | None, typer.Option(help="Which quantile. Default: 0.5, the median.", show_default=False)
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(help="Simulation: folder for a new ledger where --ledger names none; runs.", show_default=False),
+        typer.Option(
+            help="Simulation: folder of a new ledger, if --ledger names none. Default: runs.", show_default=False
+        ),
     ] = None,
     as_json: Json = False,
     *,

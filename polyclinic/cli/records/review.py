@@ -28,21 +28,21 @@ def make(
         Path,
         typer.Argument(help="A table that `synthesize` wrote, or a RUN folder to draw from.")
     ],
-    out: Annotated[Path, typer.Option(help="Folder to make; it stays at the hospital.")],
+    out: Annotated[Path, typer.Option(help="New folder, which stays at the hospital.")],
     records: Annotated[
         str | None,
         typer.Option(help="Real records: what a hospital.toml names by 'data', or a hospital.toml.")
     ] = None,
     dataset: Annotated[
-        str | None, typer.Option(help="Instead: the records of a dataset by name.")
+        str | None, typer.Option(help="Instead of --records: the records of a dataset by name.")
     ] = None,
     schema: Annotated[
         Path | None, typer.Option(help="TOML file of the schema; a RUN has its own.")
     ] = None,
-    patients: Annotated[int, typer.Option(help="How many patients; half are real.")] = 100,
+    patients: Annotated[int, typer.Option(help="How many patients, of whom half are real.")] = 100,
     seed: Annotated[
         int | None,
-        typer.Option(help="Makes the same packet again. Whoever knows it can tell who is real: drawn without.",
+        typer.Option(help="Makes the same packet again; whoever knows it can tell who is real. Default: drawn.",
                      show_default=False)
     ] = None,
     names: Annotated[
@@ -103,7 +103,7 @@ def make(
 @app.command()
 def score(
     folder: Annotated[Path, typer.Argument(help="The packet's folder, with its answer key.")],
-    files: Annotated[list[Path], typer.Argument(metavar="SCORES...", help="What reviewers saved, a file each.")],
+    files: Annotated[list[Path], typer.Argument(metavar="SCORES...", help="Files that the reviewers saved.")],
     as_json: Json = False,
 ) -> None:
     """Compare the scores and guesses of real and synthetic patients; writes review.json and review.html into FOLDER."""

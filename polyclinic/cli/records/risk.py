@@ -16,17 +16,15 @@ from polyclinic.errors import ConfigError
 Names = list[str] | None
 Records = Annotated[Path, typer.Argument(help="CSV or Parquet file of records.")]
 Quasi = Annotated[
-    Names, typer.Option(metavar="COLUMNS", help="What an outsider may know, as in age,sex,zip; repeatable.")
+    Names, typer.Option(metavar="COLUMNS", help="Columns that an outsider may know, such as age,sex,zip; repeatable.")
 ]
 Unit = Annotated[
     str | None,
     typer.Option(
-        help="Column that tells patients apart; each counts once. Default: the schema's patient_id, else each row is a patient."
+        help="Column that names the patient; each counts once. Default: the schema's patient_id, or each row is a patient."
     ),
 ]
-SchemaFile = Annotated[
-    Path | None, typer.Option(help="TOML file of the schema, which then also names columns by their roles.")
-]
+SchemaFile = Annotated[Path | None, typer.Option(help="TOML file of the schema, whose roles then name the columns.")]
 Hierarchies = Annotated[Path | None, typer.Option(help="TOML file of how columns are generalised.")]
 
 GUARANTEE = (
@@ -45,11 +43,11 @@ def risk(
     records: Records,
     quasi: Quasi = None,
     sensitive: Annotated[
-        Names, typer.Option(metavar="COLUMNS", help="What must not be learned, as in disease; repeatable.")
+        Names, typer.Option(metavar="COLUMNS", help="Column that nobody may learn, such as disease; repeatable.")
     ] = None,
     unit: Unit = None,
     schema: SchemaFile = None,
-    largest_set: Annotated[int, typer.Option(help="Look at sets of up to so many quasi-identifiers.", min=1)] = 4,
+    largest_set: Annotated[int, typer.Option(help="Largest number of quasi-identifiers in a set.", min=1)] = 4,
     as_json: Json = False,
 ) -> None:
     """Say how many patients stand alone in a table, by which columns, and what its classes tell of sensitive ones.
@@ -68,19 +66,21 @@ def risk(
 def link(
     records: Records,
     outside: Annotated[Path, typer.Argument(help="CSV or Parquet file that an outsider has.")],
-    on: Annotated[list[str], typer.Option(metavar="COLUMNS", help="Columns of both, as in born,sex,zip; repeatable.")],
-    after: Annotated[Path | None, typer.Option(help="The records as anonymised, to attack as well.")] = None,
+    on: Annotated[
+        list[str], typer.Option(metavar="COLUMNS", help="Columns of both tables, such as born,sex,zip; repeatable.")
+    ],
+    after: Annotated[Path | None, typer.Option(help="The anonymised records, which are attacked as well.")] = None,
     sensitive: Annotated[
-        Names, typer.Option(metavar="COLUMNS", help="What the outsider wants to learn; repeatable.")
+        Names, typer.Option(metavar="COLUMNS", help="Column that the outsider wants to learn; repeatable.")
     ] = None,
     unit: Annotated[
-        str | None, typer.Option(help="Column that tells patients apart; without it each row is a patient.")
+        str | None, typer.Option(help="Column that names the patient. Default: each row is a patient.")
     ] = None,
     tolerance: Annotated[
         list[str] | None,
         typer.Option(
             metavar="COLUMN=NUMBER",
-            help="How far a column's numbers may lie apart and still match, as age=1; repeatable.",
+            help="How far apart a column's numbers may lie and still match, such as age=1; repeatable.",
         ),
     ] = None,
     hierarchies: Hierarchies = None,

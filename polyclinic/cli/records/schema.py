@@ -22,14 +22,14 @@ def draft(
     mapping: Annotated[
         Path | None,
         typer.Option(
-            help="The hospital's mapping to write, where its cells need one; else mapping.toml beside the draft.",
+            help="Mapping to write, if the hospital's cells need one. Default: mapping.toml beside the draft.",
             show_default=False,
         ),
     ] = None,
-    label: Annotated[str, typer.Option(help="Column of the outcome; else one with a usual name.")] = "",
-    patient: Annotated[str, typer.Option(help="Column that names the patient; else one with a usual name.")] = "",
-    site: Annotated[str, typer.Option(help="Column of the hospital; else one with a usual name.")] = "",
-    leave_out: Annotated[list[str] | None, typer.Option(help="A column that is no feature; repeatable.")] = None,
+    label: Annotated[str, typer.Option(help="Column of the outcome. Default: one with a usual name.")] = "",
+    patient: Annotated[str, typer.Option(help="Column that names the patient. Default: one with a usual name.")] = "",
+    site: Annotated[str, typer.Option(help="Column of the hospital. Default: one with a usual name.")] = "",
+    leave_out: Annotated[list[str] | None, typer.Option(help="Column that is not a feature; repeatable.")] = None,
     look: Annotated[
         bool,
         typer.Option("--look", help="Take bounds and categories from the records, as a simulation may. NOT private."),
@@ -70,7 +70,7 @@ def check(
     schema: Annotated[Path, typer.Argument(help="The schema's TOML file.")],
     records: Annotated[
         str | None,
-        typer.Argument(help="Records to read under it: what a hospital.toml names by 'data', or a hospital.toml."),
+        typer.Argument(help="Records to check: what a hospital.toml names by 'data', or a hospital.toml."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -31,21 +31,22 @@ class TargetOptions(Records):
 
     sets: Sets = None
     schema_file: Annotated[
-        str, typer.Option(help="Simulation: schema or draft; the dataset's own by default.", show_default=False)
+        str, typer.Option(help="Simulation: schema or draft. Default: the dataset's own.", show_default=False)
     ] = ""
     seed: Annotated[
-        int | None, typer.Option(help="Simulation: seed of the split and the noise; 0.", show_default=False)
+        int | None, typer.Option(help="Simulation: seed of the split and the noise. Default: 0.", show_default=False)
     ] = None
     ledger: Annotated[
         Path | None,
         typer.Option(
-            help="Simulation: ledger to charge, begun if there is none; by default in --out.", show_default=False
+            help="Simulation: ledger to charge, made if it does not exist. Default: in --out.", show_default=False
         ),
     ] = None
     delta: Annotated[float | None, typer.Option(help="Simulation: the ledger's delta.", show_default=False)] = None
-    relation: Annotated[str | None, typer.Option(help="Simulation: add-remove or replace-one.", show_default=False)] = (
-        None
-    )
+    relation: Annotated[
+        str | None,
+        typer.Option(help="Simulation: neighbouring relation, add-remove or replace-one.", show_default=False),
+    ] = None
     budget: Annotated[
         float | None, typer.Option(help="Simulation: each hospital's lifetime epsilon.", show_default=False)
     ] = None

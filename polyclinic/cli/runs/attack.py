@@ -16,15 +16,17 @@ from polyclinic.errors import ConfigError
 
 
 def attack(
-    run: Annotated[Path, typer.Argument(help="A finished simulated run's folder, or a folder with one.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a finished simulated run, or a folder that holds one.")],
     shadows: Annotated[int, typer.Option(help="Shadow models for LiRA; 0 leaves it out.")] = 16,
     sensitive: Annotated[
-        list[str] | None, typer.Option(metavar="COLUMNS", help="Columns that are guessed; the first twelve without.")
+        list[str] | None, typer.Option(metavar="COLUMNS", help="Columns to guess. Default: the first twelve.")
     ] = None,
     delta: Annotated[
-        float | None, typer.Option(help="Delta of the lower bounds on epsilon; the run's own without.")
+        float | None, typer.Option(help="Delta of the lower bounds on epsilon. Default: the run's own.")
     ] = None,
-    canaries: Annotated[int, typer.Option(help="Canaries of the audit beside the attacks; 0 leaves it out.")] = 300,
+    canaries: Annotated[
+        int, typer.Option(help="Canaries of the audit that is made beside the attacks; 0 leaves it out.")
+    ] = 300,
     seed: Annotated[int, typer.Option(help="The same seed attacks in the same way.")] = 0,
     as_json: Json = False,
 ) -> None:

@@ -32,16 +32,16 @@ _STEPS = {
 def audit(
     run: Annotated[
         Path | None,
-        typer.Argument(help="A finished simulated run's folder; a small training of its own without.")
+        typer.Argument(help="Folder of a finished simulated run. Default: a small training of its own.")
     ] = None,
-    task: Annotated[str | None, typer.Option(help="Task by name, where no run is given.")] = None,
-    model: Annotated[str | None, typer.Option(help="Model by name, where no run is given.")] = None,
+    task: Annotated[str | None, typer.Option(help="Without RUN: task by name.")] = None,
+    model: Annotated[str | None, typer.Option(help="Without RUN: model by name.")] = None,
     strategy: Annotated[
-        str | None, typer.Option(help="Strategy by name, where no run is given; what it has hospitals do is audited too.")
+        str | None, typer.Option(help="Without RUN: strategy by name; its half at the hospitals is audited too.")
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Any configuration key, where no run is given; repeatable.")
+        typer.Option("-c", "--set", metavar="KEY=VALUE", help="Without RUN: any configuration key; repeatable.")
     ] = None,
     fault: Annotated[
         str | None,
@@ -49,22 +49,22 @@ def audit(
     ] = None,
     delta: Annotated[
         float | None,
-        typer.Option(help="Audit at this delta; without, at the run's own, or 1e-05 where no run is given.")
+        typer.Option(help="Delta of the audit. Default: the run's own, or 1e-05 without RUN.")
     ] = None,
-    canaries: Annotated[int, typer.Option(help="Made-up patients, each there by the toss of a coin.")] = 1000,
+    canaries: Annotated[int, typer.Option(help="Made-up patients, each of whom takes part by the toss of a coin.")] = 1000,
     guesses: Annotated[
         list[int] | None,
-        typer.Option(help="How many tosses are guessed; repeatable. A third of them without.")
+        typer.Option(help="How many of the tosses to guess; repeatable. Default: a third.")
     ] = None,
-    confidence: Annotated[float, typer.Option(help="With which the lower bound holds.")] = 0.95,
+    confidence: Annotated[float, typer.Option(help="Confidence of the lower bound.")] = 0.95,
     white_box: Annotated[
         bool, typer.Option(
             "--white-box/--black-box",
-            help="See all that a hospital makes of its records in each round, or the final model alone."
+            help="The attacker sees all that a hospital releases in each round, or the final model alone."
         )
     ] = True,
     seed: Annotated[
-        int | None, typer.Option(help="For draws that can be repeated; the system's entropy without.")
+        int | None, typer.Option(help="Seed of draws that can be repeated. Default: the system's entropy.")
     ] = None,
     as_json: Json = False,
 ) -> None:  # fmt: skip

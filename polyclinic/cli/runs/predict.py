@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from polyclinic.evaluation.assessment import Predictions
     from polyclinic.runs.folder import Run
 
-RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A finished run's folder, or a folder with one.")]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run, or a folder that holds one.")]
 TablePath = Annotated[
     Path, typer.Argument(metavar="TABLE", help="CSV or Parquet with the columns of the run's tables, or of its schema.")
 ]
@@ -31,12 +31,14 @@ Mapped = Annotated[
 def predict(
     run: RunFolder,
     records: TablePath,
-    out: Annotated[Path, typer.Option(help="CSV to write: a row of predictions for each row or patient.")] = Path(
-        "predictions.csv"
-    ),
+    out: Annotated[
+        Path, typer.Option(help="CSV to write, with one row of predictions for each row or patient.")
+    ] = Path("predictions.csv"),
     contributions: Annotated[
         Path | None,
-        typer.Option(help="CSV to write beside: what each column adds, of a run of model ebm.", show_default=False),
+        typer.Option(
+            help="Second CSV to write: what each column adds to each prediction (model ebm).", show_default=False
+        ),
     ] = None,
     hospital: Mapped = None,
     force: Force = False,
@@ -107,7 +109,7 @@ def evaluate(
         ),
     ] = None,
     groups: Annotated[
-        str, typer.Option(help="With --hospital: feature column by whose groups it is judged, too.", show_default=False)
+        str, typer.Option(help="With --hospital: feature column, whose groups are judged too.", show_default=False)
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -15,15 +15,17 @@ from polyclinic.errors import ConfigError
 
 
 def quality(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run of task synthesis, or one with it.")],
+    run: Annotated[
+        Path, typer.Argument(help="Folder of a finished run of task synthesis, or a folder that holds one.")
+    ],
     hospital: Annotated[
         Path | None,
-        typer.Option(help="Instead of a simulation's patients those of this hospital.toml; nothing is sent."),
+        typer.Option(help="Judge by the patients of this hospital.toml instead of the simulation's; nothing is sent."),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="With --hospital: the page to write; quality.json comes beside it.")
     ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Leave out what takes classifiers.")] = False,
+    quick: Annotated[bool, typer.Option("--quick", help="Leave out the measures that train classifiers.")] = False,
     seed: Annotated[int, typer.Option(help="The same seed draws and judges the same patients.")] = 0,
     force: Force = False,
     as_json: Json = False,

@@ -12,9 +12,10 @@ from polyclinic.errors import ConfigError
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold such.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs, or folders that hold them.")],
     out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: RUN/report.html, of several ./comparison.html.")
+        Path | None,
+        typer.Option(help="File to write. Default: RUN/report.html, or ./comparison.html for several runs."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -14,11 +14,13 @@ from polyclinic.errors import ConfigError, DataError
 def reproduce(
     name: Annotated[
         str | None,
-        typer.Argument(help="Which, or all: the table of all targets. Without it, the experiments are listed."),
+        typer.Argument(
+            help="Name of an experiment, or all for the table of all targets. Default: list the experiments."
+        ),
     ] = None,
-    hospitals: Annotated[int, typer.Option(help="Number of hospitals; 0 is the experiment's own.")] = 0,
+    hospitals: Annotated[int, typer.Option(help="Number of hospitals; 0 takes the experiment's own.")] = 0,
     preset: Annotated[
-        str, typer.Option(help="sound: with a true epsilon. paper: as published, whatever that keeps.")
+        str, typer.Option(help="sound: with a true epsilon. paper: as published, with whatever epsilon that has.")
     ] = "sound",
     quick: Annotated[
         bool, typer.Option("--quick", help="A small form of under a minute, whose numbers mean nothing.")
@@ -26,11 +28,11 @@ def reproduce(
     full: Annotated[
         bool, typer.Option("--full", help="With all: first run every experiment that has no results in --out.")
     ] = False,
-    seeds: Annotated[int, typer.Option(help="How many seeds; 0 is the experiment's own number.")] = 0,
+    seeds: Annotated[int, typer.Option(help="How many seeds; 0 takes the experiment's own number.")] = 0,
     method: Annotated[
         list[str] | None, typer.Option(help="Only this method, by its name in the table; repeatable.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of results; reproduced/NAME by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of results. Default: reproduced/NAME.")] = None,
     as_json: Json = False,
 ) -> None:
     """Run an experiment of an installed package: results.json, table.md, config.toml and figures in --out.

@@ -32,7 +32,7 @@ class Shared(Records):
     delta: Annotated[float | None, typer.Option(help="Target delta.")] = None
     no_dp: Annotated[bool, typer.Option("--no-dp", help="Without differential privacy: no noise is added.")] = False
     seed: Annotated[int | None, typer.Option(help="Seed of the simulation.")] = None
-    out: Annotated[str | None, typer.Option(help="Folder in which the run's folder is made.")] = None
+    out: Annotated[str | None, typer.Option(help="Folder in which to make the run's folder.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +108,18 @@ def run(
     options: Flags,
     workers: Annotated[int | None, typer.Option(help="Processes that train hospitals side by side.")] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
+        str | None, typer.Option(help="Use Ray actors as workers: local, auto, or HOST:PORT of a cluster.")
     ] = None,
     gpus: Annotated[float | None, typer.Option(help="GPUs that the workers share; 0.5 is half of one.")] = None,
-    keep: Annotated[int | None, typer.Option(help="Checkpoints that are kept, the newest.")] = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run from its last checkpoint.")] = None,
-    compare: Annotated[bool, typer.Option("--compare", help="Also train without DP, and each hospital alone.")] = False,
+    keep: Annotated[int | None, typer.Option(help="How many of the newest checkpoints to keep.")] = None,
+    resume: Annotated[Path | None, typer.Option(help="Folder of a run to continue from its last checkpoint.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Also train without DP, and at each hospital alone.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
-    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.kept": keep}
+    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.keep": keep}
     given = options.given() | {key: value for key, value in more.items() if value is not None}
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
@@ -181,7 +183,7 @@ def _print_result(screen: Console, summary: dict[str, Any]) -> None:
 
 
 def show(
-    run: Annotated[Path, typer.Argument(help="A run's folder, or a folder with one.")],
+    run: Annotated[Path, typer.Argument(help="Folder of a run, or a folder that holds one.")],
     as_json: Json = False,
 ) -> None:
     """Print a finished run."""
@@ -205,7 +207,7 @@ def flower_run(
     *,
     options: Flags,
     app_dir: Annotated[
-        Path | None, typer.Option("--app", help="Folder of a Flower app; without it, Polyclinic's own.")
+        Path | None, typer.Option("--app", help="Folder of a Flower app. Default: Polyclinic's own.")
     ] = None,
     as_json: Json = False,
 ) -> None:

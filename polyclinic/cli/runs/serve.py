@@ -13,7 +13,7 @@ from polyclinic.errors import ConfigError
 
 
 def serve(
-    folder: Annotated[Path, typer.Argument(help="Folder in which runs' folders are made.")] = Path("runs"),
+    folder: Annotated[Path, typer.Argument(help="Folder that holds the runs' folders.")] = Path("runs"),
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 8600,
 ) -> None:

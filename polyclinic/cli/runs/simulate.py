@@ -11,10 +11,8 @@ from polyclinic.cli.terminal import Json, answer, json_alone, loading
 
 
 def simulate(
-    app_dir: Annotated[Path, typer.Argument(help="Folder of a Flower app: it holds a pyproject.toml.")] = Path(),
-    nodes: Annotated[
-        int | None, typer.Option(help="How many nodes there are; without it, as many as the app or Flower has.")
-    ] = None,
+    app_dir: Annotated[Path, typer.Argument(help="Folder of a Flower app, with its pyproject.toml.")] = Path(),
+    nodes: Annotated[int | None, typer.Option(help="How many nodes. Default: as the app or Flower sets it.")] = None,
     workers: Annotated[int, typer.Option(help="Processes that make the nodes' calls side by side.")] = 1,
     threads: Annotated[int, typer.Option(help="Threads of numerical libraries in each process.")] = 1,
     run_config: Annotated[
@@ -24,7 +22,7 @@ def simulate(
         ),
     ] = None,
     ray_address: Annotated[
-        str, typer.Option(help="Workers are Ray actors: local, auto, or HOST:PORT of a cluster.")
+        str, typer.Option(help="Use Ray actors as workers: local, auto, or HOST:PORT of a cluster.")
     ] = "",
     seed: Annotated[
         int | None, typer.Option(help="Seed the generators of Python, NumPy and torch before each call.")

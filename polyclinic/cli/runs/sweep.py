@@ -35,17 +35,19 @@ def sweep(
     seeds: Annotated[int, typer.Option(help="Repetitions of each combination; seeds count up from --seed.")] = 1,
     folds: Annotated[
         int,
-        typer.Option(help="Each repetition is a run for each of so many folds, in one of which a patient is held out."),
+        typer.Option(help="Folds of cross-validation: each repetition becomes a run for each fold. 0 is none."),
     ] = 0,
     same_split: Annotated[
         bool,
-        typer.Option("--same-split", help="All seeds hold out the same patients; without it, each seed draws its own."),
+        typer.Option(
+            "--same-split", help="Hold out the same patients for all seeds. Default: each seed draws its own."
+        ),
     ] = False,
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Runs at once, each in a process of its own; without it as many as there are cores, for each eight runs one.",
+            help="Runs at once, each in its own process. Default: one for each eight runs, at most the number of cores.",
         ),
     ] = None,
     as_json: Json = False,

@@ -17,16 +17,16 @@ from polyclinic.errors import ConfigError
 
 def synthesize(
     run: Annotated[
-        Path | None, typer.Argument(help="Folder of a finished run of task synthesis, or a folder with one.")
+        Path | None, typer.Argument(help="Folder of a finished run of task synthesis, or a folder that holds one.")
     ] = None,
-    rows: Annotated[int | None, typer.Option(help="How many rows, in each set.", show_default=False)] = None,
+    rows: Annotated[int | None, typer.Option(help="How many rows in each set.", show_default=False)] = None,
     out: Annotated[
         Path | None, typer.Option(help="File to write: .parquet or .csv. The certificate comes beside it.")
     ] = None,
     sets: Annotated[
         int,
         typer.Option(
-            help="How many independent tables: FILE-01, FILE-02, ...; of marginals each of a model drawn anew."
+            help="How many independent tables: FILE-01, FILE-02, ...; with marginals each has a model drawn anew."
         ),
     ] = 1,
     seed: Annotated[int, typer.Option(help="The same seed draws the same rows.")] = 0,
@@ -40,7 +40,8 @@ def synthesize(
     ] = None,
     force: Force = False,
     verify: Annotated[
-        Path | None, typer.Option(help="Instead: check a file, or all files of a certificate; with RUN its origin too.")
+        Path | None,
+        typer.Option(help="Instead of drawing: check a file, or all files of a certificate; with RUN its origin too."),
     ] = None,
     as_json: Json = False,
 ) -> None:

@@ -72,7 +72,7 @@ def render_sweep(
              "estimates": [_estimate(row, name) for name in drawn]}
             for row in rows
         ],
-        "shared": "\\n".join(f"{key} = {value!r}" for key, value in shared.items()),
+        "shared": "\n".join(f"{key} = {value!r}" for key, value in shared.items()),
     }  # fmt: skip
     return write_page(page, title, render(_PAGE, values))
 

@@ -90,7 +90,7 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join([*cells, {True: 'yes', False: 'no', None: ''}[row['met']]])} |")
     return "\n".join(lines) + (
         f"\n\nThe critic of the SPRINT AC-GAN, {terms['patients']:,} patients a hospital, batches of about {terms['batch']}, two "
-        f"rows a patient clipped as one, Adam, one thread; other work slows the seconds, hardly those of the processor. "
+        f"rows a patient clipped as one, Adam, one thread. Other work slows the seconds, hardly those of the processor. "
         f"Measured {about['date']} at commit {about['commit']} by `{result['command']}` on {about['cpu']}, torch "
         f"{about['torch']}, opacus {about['opacus']}; load {about['load']} on {about['cores']} cores."
     )

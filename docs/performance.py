@@ -67,7 +67,9 @@ def missed() -> str:
     every = read("engine")["rows"]
     rows = [row for row in every if row["met"] is False]
     names = dict.fromkeys(TITLES[row["against"]] for row in rows)
-    return f"Of the engine's {len(every)} rows {len(rows)} are missed" + (f": {'; '.join(names)}." if rows else ".")
+    return f"Of the engine's {len(every)} rows {len(rows)} are missed" + (
+        f". They are: {'; '.join(names)}." if rows else "."
+    )
 
 
 def rows() -> Iterator[Row]:

@@ -1,8 +1,8 @@
 """Polyclinic: federated learning for health records, with an epsilon that is true.
 
-The front door: ``Federation`` runs a federation in this process and ``RunConfig`` is its configuration, whose sections are
-``Privacy``, ``Training`` and the others of ``polyclinic.config``.
-``simulate`` runs any Flower app at simulated nodes, with the workers of ``Resources``.
+``Federation`` runs a federation in this process. Its configuration is ``RunConfig``, with the sections ``Privacy``,
+``Training`` and the others of ``polyclinic.config``.
+The function ``simulate`` runs any Flower app at simulated nodes, with the workers of ``Resources``.
 A strategy's half at hospitals is a ``LocalHalf``, which is given ``Sites`` and returns what it ``Trained``.
 """
 

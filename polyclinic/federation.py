@@ -62,8 +62,8 @@ HOSPITALS = "polyclinic.client.home.simulated:hospitals"
 def _calm() -> Iterator[None]:
     """Flower's logger, torch's thread pool and Python's collector calmed while a run goes on, and put back after it.
 
-    Flower's strategies log four lines a round; on models of this size torch's threads cost more than they give; and to
-    walk all that lives already, modules and records, takes the collector a fifth of a second each time.
+    Flower's strategies log four lines a round. On models of this size torch's threads cost more than they give. And each
+    collection takes a fifth of a second, since it walks all modules and records that are loaded.
     """
     logger = logging.getLogger("flwr")
     level, threads = logger.level, torch.get_num_threads()
@@ -169,10 +169,10 @@ class Federation:
                 several workers; data frames live in this process alone.
             label: Column of the outcome: 0 and 1, up to 20 categories, or more than 10 numbers.
             patient: Column that names the patient, the unit of privacy; without it each row is one.
-            options: Configuration keys, and more on columns: ``leave_out``, those that are no features, such as those written
-                after the outcome; ``missing``, texts that stand for a missing cell, in columns of any kind, beside the usual
-                ones; of visits, several rows a patient, ``time``, the column of their time, and ``steps``, how many of a
-                patient's latest visits become a sequence.
+            options: Configuration keys, and more on columns. The key ``leave_out`` names columns that are not features, such as
+                those written after the outcome. The key ``missing`` gives texts that mark a missing cell in any column, beside
+                the usual ones. For several rows a patient, ``time`` names the column of a visit's time, and ``steps`` says
+                how many of the latest visits become a sequence.
 
         Raises:
             ConfigError: for a column that does not exist. DataError: for tables that nothing can be learned from.
@@ -360,14 +360,12 @@ class Federation:
             jobs: Runs at once, each in a process of its own; 1 runs them in this process. With more, a script must start its work
                 under ``if __name__ == "__main__"``.
             watch: Who watches.
-            options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, of the
-                tables ``sweep.csv``, ``sweep.parquet``, ``sweep-summary.csv`` and ``sweep-summary.parquet``, and of the page
-                ``sweep.html``.
+            options: Configuration keys; a list holds the values of a key that varies. ``out`` is the folder of the runs, the
+                tables and the page ``sweep.html``. The tables are ``sweep`` and ``sweep-summary``, each as CSV and Parquet.
 
         Returns:
             The values that vary, ``seed``, ``split.seed``, ``split.fold``, ``run`` (its folder's name), ``status``, ``epsilon``,
-            ``seconds``, the pooled metrics
-            and each hospital's as ``auroc@HOSPITAL``.
+            ``seconds``, the pooled metrics and each hospital's as ``auroc@HOSPITAL``.
 
         Raises:
             ConfigError: for a combination that is impossible, before the first run begins.

@@ -269,7 +269,7 @@ _LABEL_KINDS = {"ranks": "ordered", "numbers": "number", "quantiles": "number", 
 
 def dataset_of(config: RunConfig) -> Dataset:
     """The run's dataset, under the schema of its ``data.schema-file`` where it names one, with the labels of its ``data.label``
-    and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is no column.
+    and the indicators of its ``imputation``. Raises DataError for a bad file, and ConfigError for a label that is not a column.
     """
     options = keyword_arguments(config.dataset_options)
     if config.dataset == TABLES and config.objective and not config.data.label:
@@ -376,7 +376,7 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     """A function of (sample rate, noise multiplier, steps, delta, relation) that gives epsilon, to be shown.
 
     Only ``privacy.accounting``'s two enforce: no other package's word decides what a ledger allows. Raises ConfigError for
-    an unknown name; the function does where what it gives is no epsilon.
+    an unknown name; the function does where what it gives is not an epsilon.
     """
     from polyclinic.privacy.accounting import check_terms, dpsgd_event
 
@@ -392,7 +392,7 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
         except Exception as error:
             raise ConfigError(f"The accountant {name!r} failed: {why(error)}.") from error
         if not epsilon >= 0:
-            raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is no epsilon.")
+            raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is not an epsilon.")
         return epsilon
 
     return shown

@@ -331,7 +331,7 @@ class _Records:
         paid = run.central is not None or not all(site.simulated for site in run.sites)
         keeps = run.program.keeps_state or run.config.secure.aggregation
         draws = run.config.strategy not in BUILT_IN  # it may ask another question, and so for another release
-        return not (checkpoints.every or checkpoints.kept > 1 or paid or keeps or draws)
+        return not (checkpoints.every or checkpoints.keep > 1 or paid or keeps or draws)
 
     def save(self, state: RunState | None = None) -> None:
         ledger = Path(self.run.home) / "ledger.sqlite"
@@ -339,7 +339,7 @@ class _Records:
             on_disk(ledger)
         if self.checkpoint is not None and self.history is not None:
             newest = state or self.state
-            save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints.kept)
+            save_checkpoint(self.checkpoint, newest, self.run.strategy, self.history, self.run.config.checkpoints.keep)
             newest.saved = newest.round
         self.saved_at = monotonic()
 

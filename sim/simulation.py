@@ -191,7 +191,7 @@ class FlowerApp:
 
         for text in overrides:
             if not text.endswith(".toml") and (rest := _PAIR.sub("", text).strip()):
-                raise ConfigError(f"--run-config cannot be read: {rest!r} is no key=value.")
+                raise ConfigError(f"--run-config cannot be read: {rest!r} is not a key=value.")
         try:
             given = parse_config_args(list(overrides))
         except (ClickException, OSError, ValueError) as error:

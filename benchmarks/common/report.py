@@ -105,5 +105,5 @@ def _sentence(result: Result) -> str:
     beside = "" if None in busy or not busy else f"; before a row other work took at most {max(busy):g} cores"
     return (
         f"Measured {machine['date']} at commit {machine['commit']} on {machine['cpu']}, {machine['cores']} cores, "
-        f"{machine['memory_gigabytes']} GiB, Python {machine['python']}, {packages}; load at the start {machine['load']}{beside}."
+        f"{machine['memory_gigabytes']} GiB, Python {machine['python']}, {packages}. Load at the start {machine['load']}{beside}."
     )

@@ -228,8 +228,8 @@ def table(result: Mapping[str, Any]) -> str:
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + (
         f"\n\n{terms['sites']} hospitals, the coordinator and all else on one machine over loopback with TLS, {terms['rounds']} "
-        f"rounds of {terms['local_steps']} steps and an evaluation, {terms['patients']} patients each; a run's seconds are those "
-        f"of `submit --stream`; other work on the machine slows seconds, hardly those of the processor. Measured "
+        f"rounds of {terms['local_steps']} steps and an evaluation, {terms['patients']} patients each. A run's seconds are those "
+        f"of `submit --stream`. Other work on the machine slows seconds, hardly those of the processor. Measured "
         f"{about['date']} at commit {about['commit']} by `{result['command']}` on {about['cpu']}, torch {about['torch']}, flwr "
         f"{about['flwr']}; load {about['load']} on {about['cores']} cores."
     )

@@ -43,8 +43,9 @@ def account(
 ) -> None:
     """The epsilon of DP-SGD, or the noise that a target epsilon needs, and the risk of a patient in plain numbers.
 
-    pld is tight, rdp Opacus' bound, prv Opacus' check of pld. basic and advanced add up each step's own epsilon, amplified
-    by the sample; zcdp adds up each step as if it saw all patients. gdp is an approximation, no bound.
+    Accountants: pld is tight, rdp is Opacus' bound, and prv is Opacus' check of pld. Two others, basic and advanced, add up
+    each step's own epsilon, amplified by the sample. The accountant zcdp adds up each step as if it saw all patients. And gdp
+    is an approximation, not a bound.
     """
     with loading():
         from polyclinic.evaluation.privacy_text import risk_sentence

@@ -1,9 +1,8 @@
-"""Which keys have an effect only where others are so: one table, by which a key without effect is refused or told.
+"""Which keys have an effect only with certain values of others: one table, by which a key without effect is refused or noted.
 
-Whoever gives a key expects something of it, above all of one that protects; so a key that can do nothing is refused before a
-run begins. ``privacy.dp`` false is the exception: what it puts aside is told in the run's notes, so that one file serves a
-private run
-and the same without privacy. A key at its default counts as not given, since Flower's run-config holds all of them.
+Whoever gives a key expects an effect, above all of a key that protects. So a key that can do nothing is refused before a run
+begins. The exception is ``privacy.dp`` false: the run's notes name the keys that it puts aside. So one file serves a private run
+and the same run without privacy. A key at its default counts as not given, since Flower's run-config holds all of them.
 """
 
 from __future__ import annotations

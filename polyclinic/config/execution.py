@@ -43,9 +43,9 @@ class Checkpoints(Keys):
         ge=0,
         description="Write a checkpoint after every so many rounds, and after the last. 0: after each round; a simulation that "
         "can repeat rounds at no cost writes at most one a second. It can if the strategy is a built-in one, hospitals keep "
-        "nothing from round to round, `checkpoints.kept` is 1, and central.epsilon and secure.aggregation are off.",
+        "nothing from round to round, `checkpoints.keep` is 1, and central.epsilon and secure.aggregation are off.",
     )
-    kept: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
+    keep: int = Field(1, ge=1, description="How many of the newest checkpoints are kept.")
 
     @property
     def rounds_lost(self) -> int:
@@ -55,7 +55,7 @@ class Checkpoints(Keys):
     @property
     def rounds_kept(self) -> int:
         """How many rounds back the oldest checkpoint that is kept may lie, so that nothing it needs is forgotten."""
-        return self.rounds_lost * self.kept
+        return self.rounds_lost * self.keep
 
 
 class Tracking(Keys):

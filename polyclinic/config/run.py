@@ -413,8 +413,11 @@ class RunConfig(Keys):
 
     @classmethod
     def packaged(cls) -> dict[str, Value]:
-        """What Flower's configuration of the app holds: ``flat``, and nothing but an empty text for a key of which tasks, models
-        and strategies have defaults of their own, so that one that is given can be told from one that is not."""
+        """What Flower's configuration of the app holds: ``flat``, with an empty text for some keys.
+
+        They are those for which tasks, models and strategies have defaults of their own. The empty text says that nobody gave a
+        value.
+        """
         return {key: "" if key in _VARYING else value for key, value in cls().flat().items()}
 
     def for_flower(self, app: Mapping[str, Value] | None = None) -> dict[str, Value]:
@@ -446,10 +449,10 @@ class RunConfig(Keys):
         return given if _defaults(given)[_OPTIMIZER] == chosen else given | {_OPTIMIZER: chosen}
 
     def settled(self, schema: Schema) -> RunConfig:
-        """The same with what it leaves open chosen for records of a schema: the optimizer that ``training.optimizer`` auto takes,
-        the objective by name where it has defaults of its own, and the method of task synthesis.
+        """The same, with everything that is left open chosen for records of a schema.
 
-        The coordinator and each hospital choose by this one rule.
+        This is the optimizer of ``training.optimizer`` auto, the objective by name where it has defaults of its own, and the
+        method of task synthesis. The coordinator and each hospital choose by this one rule.
         """
         if self.method_is_open:
             return self.using(synthesis.usual_method(schema))
@@ -465,8 +468,10 @@ class RunConfig(Keys):
         return self.build(stays, {_OPTIMIZER: optimizer}, by_label)
 
     def using(self, method: str) -> RunConfig:
-        """The same where task synthesis, of which no model was given, uses ``method``, with its defaults for the rest; with
-        another method than a schema chooses as it is, for no hospital would choose that."""
+        """The same with ``method`` as the model of task synthesis and its defaults, if no model was given.
+
+        It stays as it is for a method that no schema chooses, since no hospital would choose that.
+        """
         open_to_it = self.method_is_open and method in synthesis.USUAL
         return self.build(self._named(), {"model": method}) if open_to_it else self
 

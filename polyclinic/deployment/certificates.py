@@ -110,7 +110,7 @@ def authority_of(key: bytes, source: str, authorities: Sequence[x509.Certificate
     try:
         public = load_pem_private_key(key, None).public_key()
     except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(f"{source} is no private key in PEM without a password.") from None
+        raise ConfigError(f"{source} is not a private key in PEM without a password.") from None
     for authority in authorities:
         if authority.public_key() == public:
             return Pair(_pem(authority), key)
@@ -139,7 +139,7 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     except OSError as error:
         raise ConfigError(f"The certificate {path} cannot be read: {error.strerror}.") from None
     except ValueError:
-        raise ConfigError(f"{path} is no certificate in PEM.") from None
+        raise ConfigError(f"{path} is not a certificate in PEM.") from None
 
 
 def check_authority(path: Path, next_step: str = "ask the coordinator's operator for its ca.crt") -> bytes:
@@ -161,7 +161,7 @@ def check_authority(path: Path, next_step: str = "ask the coordinator's operator
     try:
         ssl.create_default_context(cadata=content.decode("ascii"))
     except (ssl.SSLError, UnicodeDecodeError):
-        raise ConfigError(f"{path} is no certificate that TLS can use; {next_step}.") from None
+        raise ConfigError(f"{path} is not a certificate that TLS can use; {next_step}.") from None
     _check_dates(path, max(authorities, key=lambda authority: authority.not_valid_after_utc), next_step)
     return content
 
@@ -273,9 +273,9 @@ def read_public_key(path: Path) -> bytes:
     try:
         key = load_ssh_public_key(content)
     except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} is no public key of OpenSSH's form.") from None
+        raise ConfigError(f"{path} is not a public key of OpenSSH's form.") from None
     if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ConfigError(f"{path} is no ECDSA key on NIST P-384, as `polyclinic hospital init` makes it.")
+        raise ConfigError(f"{path} is not an ECDSA key on NIST P-384, as `polyclinic hospital init` makes it.")
     return key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -289,8 +289,8 @@ def check_private_key(path: Path) -> None:
         key = None
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise ConfigError(
-            f"{path} is no private key, or a damaged one; restore it from a backup, or make a new one with `polyclinic hospital "
-            "rekey`, which the coordinator's operator then registers."
+            f"{path} is not a private key, or a damaged one; restore it from a backup, or make a new one with `polyclinic "
+            "hospital rekey`, which the coordinator's operator then registers."
         )
 
 

@@ -112,7 +112,7 @@ def register(client: Any, key: Path, name: str) -> str:
 
     public = read_public_key(key)
     if not name.strip() or not name.isprintable() or len(name) > 100:
-        raise ConfigError(f"{name!r} is no name for a node: it has 1 to 100 characters that can be printed.")
+        raise ConfigError(f"{name!r} is not a name for a node: it has 1 to 100 characters that can be printed.")
     for node in _registered(client):
         if node.public_key == public:
             raise ConfigError(_known_key(node.name, revoked=bool(node.unregistered_at)))

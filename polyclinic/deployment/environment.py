@@ -52,7 +52,7 @@ def endpoint(text: str) -> tuple[str, int]:
         or not 0 < int(port) < 65536
         or (":" in bare) != (bare != host)
     ):
-        raise ConfigError(f"{text!r} is no address; it is HOST:PORT, such as coordinator.example:8000.")
+        raise ConfigError(f"{text!r} is not an address; it is HOST:PORT, such as coordinator.example:8000.")
     return check_host(bare), int(port)
 
 

@@ -66,7 +66,7 @@ def restore(backup: Path, folder: Path, file: str, finish: Callable[[Path, str],
         raise ConfigError(f"{folder} is there already, and nothing is overwritten; move it aside.")
     time, digests = _manifest(backup)
     if file not in digests:
-        raise ConfigError(f"{backup} holds no {file}, so it is no backup of this kind.")
+        raise ConfigError(f"{backup} holds no {file}, so it is not a backup of this kind.")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(folder.absolute()) as staging:
@@ -159,7 +159,7 @@ def _manifest(backup: Path) -> tuple[str, dict[str, str]]:
         if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
             raise ValueError
     except FileNotFoundError:
-        raise ConfigError(f"{backup} holds no {MANIFEST}, so it is no whole backup.") from None
+        raise ConfigError(f"{backup} holds no {MANIFEST}, so it is not a whole backup.") from None
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
         raise DataError(f"{backup / MANIFEST} cannot be read as the list of a backup; take another backup.") from None
     return time, files

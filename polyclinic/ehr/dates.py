@@ -102,7 +102,7 @@ def read_dates(cells: pd.Series, what: str) -> pd.Series:
     is_given = cells != ""
     read = pd.to_datetime(cells.where(is_given), format="ISO8601", utc=True, errors="coerce").dt.tz_localize(None)
     if read[is_given].isna().any():
-        raise DataError(f"{what}: a cell is no date of the form 2020-01-31 or 2020-01-31T10:15:00.")
+        raise DataError(f"{what}: a cell is not a date of the form 2020-01-31 or 2020-01-31T10:15:00.")
     return read
 
 

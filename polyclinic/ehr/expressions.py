@@ -130,7 +130,7 @@ def numbers(cells: pd.Series, what: str) -> Floats:
     cell_texts = pd.Series(texts(cells), dtype=object)
     out = pd.to_numeric(cell_texts.where(cell_texts != ""), errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
     if (np.isnan(out) & (cell_texts != "").to_numpy()).any():
-        raise DataError(f"{what}: a cell is no number; compare the column with a text, in quotes.")
+        raise DataError(f"{what}: a cell is not a number; compare the column with a text, in quotes.")
     return _finite(out)
 
 
@@ -160,9 +160,9 @@ class _Reader:
             case ast.Call() if _function(node) == "has":
                 return self._has(node)
         if self._column(node) is not None:
-            raise ConfigError(f"{_written(node)} is no condition; compare it, such as by {_written(node)} == 1.")
+            raise ConfigError(f"{_written(node)} is not a condition; compare it, such as by {_written(node)} == 1.")
         raise ConfigError(
-            f"{_written(node)} is no condition; allowed are comparisons, and, or, not, missing() and has()."
+            f"{_written(node)} is not a condition; allowed are comparisons, and, or, not, missing() and has()."
         )
 
     def number(self, node: ast.expr) -> Callable[[pd.DataFrame], Floats]:
@@ -192,7 +192,7 @@ class _Reader:
             try:
                 day = read_dates(pd.Series([_text(node)]), "")
             except DataError:
-                raise ConfigError(f"{_written(node)} is no date of the form '2020-01-31'.") from None
+                raise ConfigError(f"{_written(node)} is not a date of the form '2020-01-31'.") from None
             return lambda table: day.iloc[np.zeros(len(table), dtype=np.int64)].reset_index(drop=True)
         name = self._needed_column(node, "date")
         return lambda table: read_dates(table[name], f"column {name!r}")
@@ -303,7 +303,7 @@ def _number(node: ast.expr) -> float:
             value = np.inf
         if np.isfinite(value):
             return value
-    raise ConfigError(f"{_written(node)} is no finite number.")
+    raise ConfigError(f"{_written(node)} is not a finite number.")
 
 
 def _constant(node: ast.expr) -> str | float | None:

@@ -295,7 +295,7 @@ class Schema(Declared):
     def labelled(self, names: Sequence[str]) -> Schema:
         """The schema with these columns as its labels; the former ones are left out.
 
-        Raises ConfigError for a name that is no column, DataError for columns that no label can be.
+        Raises ConfigError for a name that is not a column, DataError for columns that no label can be.
 
         Examples:
             >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
@@ -306,7 +306,7 @@ class Schema(Declared):
         allowed = [column.name for column in self.columns]
         if strange := [name for name in names if name not in allowed]:
             raise ConfigError(
-                f"Configuration key 'data.label' names {strange[0]!r}, which is no column of schema {self.name!r}."
+                f"Configuration key 'data.label' names {strange[0]!r}, which is not a column of schema {self.name!r}."
                 f"{nearest(strange[0], allowed)}"
             )
         given: dict[str, Any] = {"role": "label", "nullable": False, "indicator": False}

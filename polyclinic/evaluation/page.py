@@ -80,7 +80,7 @@ th[aria-sort=descending] button::after { content: " \\25BC"; }
 }
 """
 
-# Names of columns become buttons; what is no number goes last either way, and totals stay where they are.
+# Names of columns become buttons; what is not a number goes last either way, and totals stay where they are.
 SCRIPT = """
 document.querySelectorAll("table.sortable").forEach(table => {
   const heads = [...table.tHead.rows[table.tHead.rows.length - 1].cells], body = table.tBodies[0];

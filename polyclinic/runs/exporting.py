@@ -204,7 +204,7 @@ def export(run: Run, path: Path, force: bool = False) -> dict[str, Any]:
     write = _FORMATS.get(path.suffix)
     if write is None:
         raise ConfigError(
-            f"{path} ends in {path.suffix!r}, which is no format of a model; end it in .onnx, in .pt for TorchScript or in "
+            f"{path} ends in {path.suffix!r}, which is not a format of a model; end it in .onnx, in .pt for TorchScript or in "
             ".pt2 for torch.export."
         )
     beside = path.with_name(path.name + ".json")

@@ -116,7 +116,8 @@ def _additive(run: Run) -> Additive:
     model = additive_model(run)
     if model is None:
         raise ConfigError(
-            f"{run.path} is a run of model {run.config().model!r}, which is no sum of shape functions; those of model 'ebm' are."
+            f"{run.path} is a run of model {run.config().model!r}, which is not a sum of shape functions; those of model "
+            "'ebm' are."
         )
     return model
 

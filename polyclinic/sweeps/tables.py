@@ -84,9 +84,10 @@ def sweep(runs: Sequence[Planned], execute: Execute, jobs: int = 1, watch: Watch
 
 
 def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """A row a run: the values that vary, the seeds and the fold, ``run`` (its folder's name), ``status``, and as far as it went
-    ``epsilon``,
-    ``seconds``, the pooled metrics by their names and each hospital's as ``auroc@HOSPITAL``."""
+    """A row a run: the values that vary, the seeds and the fold, ``run`` (its folder's name) and ``status``.
+
+    As far as the run went, ``epsilon``, ``seconds``, the pooled metrics by their names and each hospital's as ``auroc@HOSPITAL``.
+    """
     rows = []
     for outcome in outcomes:
         row: dict[str, Any] = {**outcome.planned.values, **outcome.planned.repetition}

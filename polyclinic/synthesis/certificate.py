@@ -189,7 +189,7 @@ def verify(file: str | Path, run: Mapping[str, Path] | None = None) -> dict[str,
         files = {str(entry["file"]): str(entry["sha256"]) for entry in read["files"]}
         digests = {name: str(read["sha256"][name]) for name in ("synthesizer", "ledger")}
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} is no certificate of synthetic records: {type(error).__name__}.") from None
+        raise DataError(f"{path} is not a certificate of synthetic records: {type(error).__name__}.") from None
     if file != path:
         if file.name not in files:
             raise ConfigError(f"{path} is a certificate of {several(files)}, not of {file.name}.")

@@ -23,7 +23,7 @@ from tests.chaos.place import DELTA, EPSILON, NAMES, Place, held
 KEYS: dict[str, Any] = {
     "participation.min-sites": 2, "rounds": 3, "training.local-steps": 10, "training.sample-rate": 0.2,
     "privacy.epsilon": EPSILON, "privacy.delta": DELTA, "timeout": 12.0,
-    "checkpoints.kept": 2, "evaluation.every": 3, "participation.approval-wait": 20.0,
+    "checkpoints.keep": 2, "evaluation.every": 3, "participation.approval-wait": 20.0,
 }  # fmt: skip
 _MOST_SECONDS, _MOST_SUBMISSIONS = 480.0, 20
 

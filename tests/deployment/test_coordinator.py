@@ -116,7 +116,7 @@ def test_renewing_takes_the_authoritys_key_from_where_it_is_kept(cli: Cli, coord
     offline = (coordinator / "ca.key").rename(tmp_path / "ca.key")
     before = (coordinator / "server.crt").read_bytes()
     (tmp_path / "junk.key").write_text("no key")
-    for name, words in (("junk.key", "is no private key"), ("co/server.key", "is the key of another authority")):
+    for name, words in (("junk.key", "is not a private key"), ("co/server.key", "is the key of another authority")):
         assert_refused(cli("coordinator", "renew", coordinator, "--ca-key", tmp_path / name), words)
     assert (coordinator / "server.crt").read_bytes() == before
     assert cli("coordinator", "renew", coordinator, "--ca-key", offline).code == 0
@@ -368,7 +368,7 @@ def test_keys_that_are_no_nodes_are_refused_before_anything_is_asked(
 
     ssh = (Encoding.OpenSSH, PublicFormat.OpenSSH)
     assert_refused(register((coordinator / "ca.key").read_bytes()), "is a private key")
-    assert_refused(register(b"hello"), "no public key")
+    assert_refused(register(b"hello"), "not a public key")
     for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())):
         assert_refused(register(key.public_key().public_bytes(*ssh)), "P-384")
     done = cli("coordinator", "nodes", coordinator)

@@ -92,10 +92,10 @@ def test_start_gives_flower_arguments_that_it_knows_and_this_hospital_s_file(cli
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("ca.crt", b"junk", "is no certificate in PEM"),
-        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is no certificate in PEM"),
-        ("node.key", b"junk", "is no private key, or a damaged one"),
-        ("node.key", None, "is no private key, or a damaged one"),
+        ("ca.crt", b"junk", "is not a certificate in PEM"),
+        ("ca.crt", b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is not a certificate in PEM"),
+        ("node.key", b"junk", "is not a private key, or a damaged one"),
+        ("node.key", None, "is not a private key, or a damaged one"),
     ],
 )
 def test_start_refuses_damaged_files_in_a_sentence(
@@ -153,7 +153,9 @@ def test_only_an_authority_s_certificate_alone_is_taken(cli: Cli, coordinator: P
     both = tmp_path / "both.pem"
     both.write_bytes((coordinator / "ca.crt").read_bytes() + (coordinator / "ca.key").read_bytes())
     assert_refused(cli(*init_arguments(tmp_path, coordinator, ca=both)), "holds a private key", tmp_path)
-    assert_refused(cli(*init_arguments(tmp_path, coordinator, ca=coordinator / "ca.key")), "no certificate", tmp_path)
+    assert_refused(
+        cli(*init_arguments(tmp_path, coordinator, ca=coordinator / "ca.key")), "not a certificate", tmp_path
+    )
 
 
 def test_records_are_read_before_anything_is_written_unless_told_not_to(

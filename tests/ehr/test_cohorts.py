@@ -135,7 +135,7 @@ def test_a_cohort_file_that_is_wrong_is_told_so(tmp_path: Path, change: tuple[st
 
 def test_a_cell_that_no_step_can_read_names_step_and_column_alone() -> None:
     for step, says in (
-        (Step(name="s", keep="seen > 3"), "x, step 's': column 'seen': a cell is no number"),
+        (Step(name="s", keep="seen > 3"), "x, step 's': column 'seen': a cell is not a number"),
         (Step(name="s", one_each="last", by="died"), "column 'died': a cell is neither a number nor a date"),
         (
             Step(name="s", keep="nowhere > 3"),

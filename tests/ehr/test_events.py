@@ -111,7 +111,7 @@ def test_dates_are_read_in_utc_and_others_refused() -> None:
     read = read_dates(pd.Series(["2020-01-01T10:00:00+02:00", "2020", "", None], dtype=object), "t")
     assert read.tolist()[:2] == [pd.Timestamp("2020-01-01 08:00"), pd.Timestamp("2020-01-01")]
     assert read.isna().tolist() == [False, False, True, True]
-    with pytest.raises(DataError, match="t: a cell is no date") as caught:
+    with pytest.raises(DataError, match="t: a cell is not a date") as caught:
         read_dates(pd.Series(["canary"]), "t")
     assert "canary" not in str(caught.value)
 

@@ -74,15 +74,15 @@ def test_a_condition_holds_for_these_rows(text: str, true: list[int]) -> None:
         ("age.real > 1", "stands where a number or a column must"),
         ("[x for x in age] == 1", "stands where a number or a column must"),
         ("age ** 2 > 1", "stands where a number or a column must"),
-        ("age", "age is no condition; compare it, such as by age == 1"),
-        ("True", "True is no condition"),
+        ("age", "age is not a condition; compare it, such as by age == 1"),
+        ("True", "True is not a condition"),
         ("age is None", "'is' is not known; write ==, or missing(x)"),
         ("age == ''", "an empty text equals no cell; write missing(x)"),
-        ("age > 'eighteen'", "'eighteen' is no date of the form '2020-01-31'"),
-        ("age + 'x' > 1", "'x' is no finite number"),
-        ("age > 1e999", "is no finite number"),
+        ("age > 'eighteen'", "'eighteen' is not a date of the form '2020-01-31'"),
+        ("age + 'x' > 1", "'x' is not a finite number"),
+        ("age > 1e999", "is not a finite number"),
         ("age in []", "'in' needs a list"),
-        ("age in [1, 'x']", "'x' is no finite number"),
+        ("age in [1, 'x']", "'x' is not a finite number"),
         ("'a' == 'b'", "one side must be a column"),
         ("days(seen) > 1", "days(a, b): from date a to date b"),
         ("has(codes)", "has() needs codes"),
@@ -104,7 +104,7 @@ def test_what_is_not_allowed_is_said_in_one_sentence(text: str, says: str) -> No
 
 @pytest.mark.parametrize("text", ["sex > 1", "sex > '2020-01-01'", "abs(seen) > 1"])
 def test_a_cell_of_another_kind_names_its_column_and_is_not_quoted(text: str) -> None:
-    with pytest.raises(DataError, match=r"column '(sex|seen)': a cell is no (number|date)") as refused:
+    with pytest.raises(DataError, match=r"column '(sex|seen)': a cell is not a (number|date)") as refused:
         parse(text, list(TABLE)).holds(TABLE)
     assert "2021" not in str(refused.value) and "'F'" not in str(refused.value)
 

@@ -83,7 +83,7 @@ def test_no_text_does_more_than_be_refused(text: str) -> None:
 
 @pytest.mark.parametrize(("formula", "said"), [
     ("age + sex", "needs one outcome|cannot be read"), ("died + sex ~ age", "one outcome"), ("died ~ died", "outcome 'died'"),
-    ("died ~ ag", "Did you mean 'age'"), ("died ~ log(visits)", "no number where visits is 0"), ("a" * 501, "may have 500"),
+    ("died ~ ag", "Did you mean 'age'"), ("died ~ log(visits)", "not a number where visits is 0"), ("a" * 501, "may have 500"),
     ("died ~ (age + bmi + sex)**9", "power 9; allowed are 1 to 4"), ("died ~ age**2**2", "cannot be read|terms|column"),
     ("died ~ " + "*".join("abcdefghijklmnopqrst"), "terms; it may"),
     ("died ~ (" + "+".join("abcdefghijklmnopqrstuvwxyz") + ")**4", "terms; it may"),

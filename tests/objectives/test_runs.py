@@ -124,7 +124,7 @@ def test_any_column_of_a_schema_may_be_the_label(tmp_path: Path) -> None:
     roles = {column.name: column.role for column in result.folder.schema().columns}
     assert roles["x0"] == "label" and roles["time"] == roles["died"] == "ignore"
     assert result.summary["objective"]["name"] == "squared" and list(result.predict(records("survival"))) == ["x0"]
-    with pytest.raises(ConfigError, match="names 'x9', which is no column of schema 'survival'"):
+    with pytest.raises(ConfigError, match="names 'x9', which is not a column of schema 'survival'"):
         Federation.from_dataset(f"{COHORTS}SURVIVAL").run(data={"label": "x9"})
 
 
@@ -252,6 +252,6 @@ def test_a_very_skewed_number_has_a_hint_of_an_objective_that_suits(tmp_path: Pa
 def test_a_label_that_is_no_column_is_suggested_by_its_words() -> None:
     table = records("days").rename(columns={"los": "los_days"})
     with pytest.raises(
-        ConfigError, match="--label names 'los', which is no column of the tables. Did you mean 'los_days'?"
+        ConfigError, match="--label names 'los', which is not a column of the tables. Did you mean 'los_days'?"
     ):
         Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="los", patient="id")

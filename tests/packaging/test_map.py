@@ -12,7 +12,7 @@ WALKS = {
     title: re.findall(r"^\| \d+ \| `([\w/.]+):([\w.]+)` \|", text, re.M)
     for title, text in re.findall(r"^### (.*?)\n(.*?)(?=^##)", PAGE, re.M | re.S)
 }
-(CHANGES,) = re.findall(r"^## Where do I change \.\.\.\n(.*?)(?=^## )", PAGE, re.M | re.S)
+(CHANGES,) = re.findall(r"^## Changes and their files\n(.*?)(?=^## )", PAGE, re.M | re.S)
 ROWS = re.findall(r"^\| (?!what|---)(.*?) \| (.*) \|$", CHANGES, re.M)
 
 

@@ -125,13 +125,13 @@ def effect(**options: Any) -> Effect:
 @pytest.mark.parametrize(
     "options, sentence",
     [
-        ({"treatment": ""}, "names '', which is no feature"),
+        ({"treatment": ""}, "names '', which is not a feature"),
         ({"treatment": "intensiv"}, "Did you mean 'intensive'"),
         ({"treatment": "age"}, "names 'age'; allowed are columns of yes or no"),
         ({"treatment": "intensive=maybe"}, "has the category 'maybe'; those of intensive are 0, 1"),
         ({"covariates": "age+intensive"}, "names 'intensive', the treatment or a column named twice"),
         ({"covariates": "age+age"}, "a column named twice"),
-        ({"covariates": "height"}, "names 'height', which is no feature"),
+        ({"covariates": "height"}, "names 'height', which is not a feature"),
         ({"propensity": 1.0}, "propensity is 1.0; allowed are numbers from 0 to 0.99"),
         ({"propensity": "half"}, "propensity is 'half'"),
         ({"most_weight": 1}, "most-weight is 1; allowed are numbers from 2 to 1000"),

@@ -16,6 +16,8 @@ from statsmodels.duration.survfunc import survdiff
 
 from benchmarks.utility.cohorts import cohort, records
 from polyclinic import Federation
+from polyclinic.cli.analyses.analyse import Options
+from polyclinic.cli.analyses.survival import with_time
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.inspection.audits import subject_of_config
@@ -153,6 +155,23 @@ def test_options_that_cannot_be_are_refused_before_anything_is_spent(
         run(tmp_path, options)
     assert words in str(refused.value)
     assert not list(tmp_path.glob("**/ledger.sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("given", "label"),
+    [
+        ({"data": ["cohort"]}, "days"),
+        ({"data": ["cohort"], "label": "weeks"}, "weeks"),
+        ({"data": ["cohort"], "schema": Path("schema.toml")}, None),
+        ({"data": ["north/hospital.toml"]}, None),
+        ({"dataset": "trial"}, None),
+    ],
+)
+def test_the_time_of_drafted_tables_is_their_label_which_no_draft_clips(
+    given: dict[str, Any], label: str | None
+) -> None:
+    assert with_time(Options(**given), "days").label == label
+    assert with_time(Options(**given), None).label == given.get("label")
 
 
 @pytest.mark.slow

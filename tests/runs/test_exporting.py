@@ -168,7 +168,7 @@ def test_torchscript_holds_it_all_and_refuses_what_the_schema_does(
 def test_what_cannot_be_exported_is_one_sentence(
     trained: Callable[..., RunResult], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ConfigError, match=r"ends in '.pkl', which is no format of a model; end it in .onnx"):
+    with pytest.raises(ConfigError, match=r"ends in '.pkl', which is not a format of a model; end it in .onnx"):
         trained().export(tmp_path / "model.pkl")
     with pytest.raises(ConfigError, match=r"none/model.pt cannot be written: its folder does not exist"):
         trained().export(tmp_path / "none/model.pt")

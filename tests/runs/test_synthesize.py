@@ -461,7 +461,7 @@ def test_verifying_finds_what_was_changed(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has no certificate: there is no .*other.certificate.json"):
         verify(tmp_path / "other.csv")
     path.write_text('{"files": 3}')
-    with pytest.raises(DataError, match="is no certificate"):
+    with pytest.raises(DataError, match="is not a certificate"):
         verify(path)
 
 

@@ -143,7 +143,7 @@ def test_an_older_checkpoint_that_was_kept_can_be_resumed_from(quick: Quick, tmp
         "rounds": 5,
         "training.optimizer": "adam",
         "training.learning-rate": 0.05,
-        "checkpoints.kept": 3,
+        "checkpoints.keep": 3,
         "checkpoints.every": every,
     }
     whole = quick(out=str(tmp_path / "whole"), **options)

@@ -233,7 +233,7 @@ def test_checkpoints_of_every_so_many_rounds_are_kept_and_resumed_from(quick: Qu
         "training.optimizer": "adam",
         "training.learning-rate": 0.05,
         "checkpoints.every": 3,
-        "checkpoints.kept": 2,
+        "checkpoints.keep": 2,
     }
     whole = quick(rounds=7, **options)
     assert sorted(path.name for path in (whole.path / "checkpoints").iterdir()) == [

@@ -93,7 +93,7 @@ def test_a_run_that_goes_on_from_an_earlier_checkpoint_takes_back_what_came_afte
     place = tmp_path / "boards"
     with pytest.raises(KeyboardInterrupt):
         quick(
-            tracking={"tool": "tensorboard", "place": str(place)}, rounds=4, checkpoints={"kept": 4}, progress=Stops(3)
+            tracking={"tool": "tensorboard", "place": str(place)}, rounds=4, checkpoints={"keep": 4}, progress=Stops(3)
         )
     folder = folder_in(tmp_path)
     shutil.copy(folder / "checkpoints" / "round-000001.safetensors", folder / "checkpoint.safetensors")

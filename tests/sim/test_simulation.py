@@ -270,7 +270,7 @@ MISTAKES: dict[str, tuple[Callable[[Path], Path], list[str], int, str]] = {
     "no such key": (small_app, ["-c", "ronds=3"], 2, "--run-config names 'ronds', which is not in the app's "
         "[tool.flwr.app.config]. Did you mean 'rounds'?"),
     "no configuration": (small_app, ["-c", "rounds=[1"], 2, "--run-config cannot be read: "),
-    "no pair": (small_app, ["-c", "rounds"], 2, "--run-config cannot be read: 'rounds' is no key=value."),
+    "no pair": (small_app, ["-c", "rounds"], 2, "--run-config cannot be read: 'rounds' is not a key=value."),
     "nodes that are no number": (
         lambda folder: small_app(folder, pyproject=f"{PYPROJECT}{OLDER.replace('7', repr('six'))}"), [], 2,
         "num-supernodes has the value 'six'",

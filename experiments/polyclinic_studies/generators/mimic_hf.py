@@ -43,8 +43,6 @@ CLASSIFIERS = ("lr", "rf", "svm", "knn")
 WITHIN, GOAL_SPEARMAN = 0.05, 0.56
 SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 GAME = {"synthesis.baselines": False}
-# They take minutes: of them the first simulation alone is run.
-GAMES = ("gan", "acgan", "acgan-paper")
 SOUND: dict[str, dict[str, Any]] = {
     "moments": {"model": "moments"},
     "moments, shared noise": {"model": "moments", **SHARED},
@@ -75,7 +73,6 @@ def plan(asked: Asked) -> Study:
         {"dataset": "mimic-hf", "sites": sites, "task": "synthesis", "synthesis.quality": False}, asked.chosen(methods),
         tuple(range(seeds)), tuple(MEASURED),
         1000 if asked.quick else 0, ("lr", "knn") if asked.quick else CLASSIFIERS,
-        tuple(name for name in methods if methods[name]["model"] in GAMES),
     )  # fmt: skip
 
 

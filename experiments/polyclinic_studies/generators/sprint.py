@@ -55,8 +55,6 @@ GOAL_SPEARMAN = 0.95
 # Hospitals add shares of one noise to a sum that only they can open, as the server sees no single one.
 SHARED = {"secure.aggregation": True, "secure.shared-noise": True}
 GAME = {"synthesis.baselines": False}
-# Of these games the first simulation alone is run.
-ONCE = ("gan", "acgan-paper")
 # As published, each hospital names its best generators by the noisy maximum; a tenth of epsilon pays for it.
 CHOOSING = {"synthesis.candidates": 10, "synthesis.selected": 3}
 ACGAN, ACGAN_PLAIN = "acgan, shared noise", "acgan, not private"
@@ -103,7 +101,6 @@ def plan(asked: Asked) -> Study:
     return Study(
         common, asked.chosen(methods), tuple(range(seeds)), tuple(MEASURED), 1000 if asked.quick else 0,
         ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),
-        tuple(name for name in methods if methods[name]["model"] in ONCE),
     )  # fmt: skip
 
 

@@ -58,16 +58,13 @@ METHODS: dict[str, Mapping[str, Any]] = {
 _TABLES = tuple(name for name in SETS if name != "icd")
 #: Those of at most sixty columns, more of which ``marginals`` refuses.
 _COUNTED = tuple(name for name in _TABLES if name != "digits")
-#: Those with AIM, of which a run takes half a minute at most.
-_FEW = ("heart-disease", "breast-cancer", "trial", "icu", "ist", "eicu-demo", "mimic-hf", "diabetes-130", "sprint")
 #: Those with all methods of sums.
 _CORE = ("heart-disease", "breast-cancer", "trial", "icu", "ist", "rare")
 #: What is run, in this order: epsilons, methods and data sets. Of a thousand codes a sum of all products takes minutes. A wider
 #: plan costs what it adds, since finished parts are not run again.
 PLAN: tuple[tuple[tuple[float, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     ((GOALS_AT,), ("independent", "moments"), _TABLES),
-    ((GOALS_AT,), ("marginals-mst", "latent"), _COUNTED),
-    ((GOALS_AT,), ("marginals-aim",), _FEW),
+    ((GOALS_AT,), ("marginals-mst", "latent", "marginals-aim"), _COUNTED),
     ((GOALS_AT,), ("mixture",), _CORE),
     ((GOALS_AT,), ("visits",), ("trial", "icu", "mimic-hf", "sprint")),
     ((GOALS_AT,), ("independent", "latent"), ("icd",)),
@@ -75,7 +72,7 @@ PLAN: tuple[tuple[tuple[float, ...], tuple[str, ...], tuple[str, ...]], ...] = (
     ((1.0, 10.0, 0.5), ("independent", "moments", "marginals-mst"), (*_CORE, "mimic-hf", "sprint")),
 )
 #: Only where a method is asked for by name: those whose runs take long.
-SLOW = (((GOALS_AT,), ("maf", "gan"), _TABLES[1:]), ((GOALS_AT,), ("marginals-aim",), ("rare",)))
+SLOW = (((GOALS_AT,), ("maf", "gan"), _TABLES[1:]),)
 _QUICK = (((GOALS_AT,), ("independent", "moments"), ("breast-cancer",)),)
 CLASSIFIERS = ("lr", "gbm")
 #: Patients of either side, and synthetic ones, of the attacks; of more columns than that there is none, for it takes minutes.

@@ -26,8 +26,7 @@ Options = Mapping[str, Any]
 class Study:
     """methods: configuration keys of each beside the ``common`` ones.  measured: feature columns whose means are told.
 
-    rows: synthetic rows drawn of each, 0 for as many as there are real training rows.  once: methods that take long, of
-    which only the first seed is run.
+    rows: synthetic rows drawn of each, 0 for as many as there are real training rows.
     """
 
     common: Options
@@ -36,11 +35,6 @@ class Study:
     measured: tuple[str, ...] = ()
     rows: int = 0
     classifiers: tuple[str, ...] = tuple(CLASSIFIERS)
-    once: tuple[str, ...] = ()
-
-    def at(self, seed: int) -> list[str]:
-        """The methods of a seed."""
-        return [method for method in self.methods if seed == self.seeds[0] or method not in self.once]
 
     def options(self, method: str, seed: int) -> dict[str, Any]:
         """The configuration of one run."""
@@ -48,7 +42,7 @@ class Study:
 
     def as_config(self) -> dict[str, Any]:
         """The study as TOML may hold it."""
-        return {"seeds": list(self.seeds), "rows": self.rows, "classifiers": list(self.classifiers), "once": list(self.once),
+        return {"seeds": list(self.seeds), "rows": self.rows, "classifiers": list(self.classifiers),
                 "common": dict(self.common), "methods": {name: dict(one) for name, one in self.methods.items()}}  # fmt: skip
 
 
@@ -80,7 +74,7 @@ def study(parts: Parts, plan: Study) -> list[Found]:
     found = []
     for seed in plan.seeds:
         real: Patients | None = None
-        for method in plan.at(seed):
+        for method in plan.methods:
             options = plan.options(method, seed)
             result = parts.run(f"{method}-{seed}", options)
             name = f"{method}-{seed}"

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from polyclinic.cli.analyses.analyse import Options, analyse
-from polyclinic.cli.analyses.survival import Edges, Event, Intervals, Time, numbers
+from polyclinic.cli.analyses.survival import Edges, Event, Intervals, Time, numbers, with_time
 from polyclinic.cli.options import with_options
 
 
@@ -33,6 +33,5 @@ def cox(
         "intervals": intervals,
     }
     if time and event:
-        label = options.label or (time if options.data else None)
-        options = replace(options, label=label, sets=[f"data.label={time},{event}", *(options.sets or [])])
-    analyse("cox", given, options)
+        options = replace(options, sets=[f"data.label={time},{event}", *(options.sets or [])])
+    analyse("cox", given, with_time(options, time))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -42,7 +43,17 @@ def survival(
         "time": time, "event": event, "by": by, "edges": numbers(edges), "intervals": intervals, "within": within,
         "hospitals": hospitals or None,
     }  # fmt: skip
-    analyse("survival", given, options)
+    analyse("survival", given, with_time(options, time))
+
+
+def with_time(options: Options, time: str | None) -> Options:
+    """The options with the time as the label of drafted tables, where a feature's largest values would be moved.
+
+    A schema says itself what is moved.
+    """
+    described = options.schema is not None or any(place.endswith(".toml") for place in options.data or ())
+    drafted = bool(options.data) and not described
+    return replace(options, label=time) if time and drafted and not options.label else options
 
 
 def numbers(text: str | None) -> list[float] | None:

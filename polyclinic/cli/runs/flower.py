@@ -1,7 +1,7 @@
 """``polyclinic flower run``: Flower's own runtime for one run, started, watched and stopped.
 
 ``flwr run`` leaves its SuperLink running, exits 0 when a run failed, and by default installs the app's dependencies
-anew; here a private SuperLink serves one run, and the result is read from the run's folder.
+anew. Here a private SuperLink serves one run, and the result is read from the run's folder.
 """
 
 from __future__ import annotations

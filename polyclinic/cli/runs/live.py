@@ -1,5 +1,4 @@
-"""What a person sees of a run: a live table while it goes on, and the final ones, of metrics and of an analysis; of a sweep, how
-far it is."""
+"""What a person sees of a run: a live table, then tables of metrics or of an analysis; of a sweep, its progress."""
 
 from __future__ import annotations
 

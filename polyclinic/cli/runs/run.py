@@ -119,7 +119,7 @@ def run(
     as_json: Json = False,
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
-    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.kept": keep}
+    more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.keep": keep}
     given = options.given() | {key: value for key, value in more.items() if value is not None}
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")

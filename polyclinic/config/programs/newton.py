@@ -63,8 +63,11 @@ def newton_kind(given: Mapping[str, Any]) -> Kind:
 
 
 def may_suit(given: Mapping[str, Any]) -> bool:
-    """Whether ``training.optimizer`` auto may take Newton steps, by the flat keys that were given: nothing asks for what has no
-    place in them, and nothing describes gradient steps, be it by a default unless auto was given as well."""
+    """Whether ``training.optimizer`` auto may take Newton steps, by the flat keys that were given.
+
+    It may where no key asks for what Newton steps lack, and none describes gradient steps. A key at its default describes them
+    too, unless auto was given as well.
+    """
     usual = "training.optimizer" in given
     return given.get("objective", "") in _OBJECTIVES and all(
         usual and _is(value, STEPS[key]) if key in STEPS else key not in FIXED or _is(value, FIXED[key])

@@ -78,8 +78,8 @@ def ledger_status(node: HospitalNode, messages: int = 5, room: bool = False) -> 
     Args:
         node: The hospital's folder, read.
         messages: How many of the last charges are named.
-        room: Whether ``room`` is added, which takes longer: epsilon of the largest single release that the budget still
-            allows; None where the budget is unlimited or the ledger cannot be accounted.
+        room: Whether ``room`` is added, which takes longer. It is epsilon of the largest single release that the budget
+            still allows, or None if the budget is unlimited or the ledger cannot be accounted.
     """
     policy = node.policy
     if not node.ledger.is_file():

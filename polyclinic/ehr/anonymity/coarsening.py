@@ -261,7 +261,7 @@ def _shifted(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes
             out.append(shifted_date(cell, days[patient]) if cell else None)
         except (ValueError, OverflowError):
             raise DataError(
-                f"Coarsening: column {rule.column!r}, data row {row}: the cell is no date such as 2024-05-17; "
+                f"Coarsening: column {rule.column!r}, data row {row}: the cell is not a date such as 2024-05-17; "
                 "correct the record."
             ) from None
     return pd.Series(out, dtype=object, index=records.index)

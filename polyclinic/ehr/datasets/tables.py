@@ -295,7 +295,8 @@ def _visits(reading: Reading, roles: Roles, names: Sequence[str]) -> tuple[str, 
     own = time if time in names else usual_name(names, [time])
     if time and not own:
         raise ConfigError(
-            f"--time names {time!r}, which is no column of the tables.{nearest(time, names) or f' They have {several(names)}.'}"
+            f"--time names {time!r}, which is not a column of the tables."
+            f"{nearest(time, names) or f' They have {several(names)}.'}"
         )
     given = {"--time, the column of their time": own, "--steps": steps, "--patient": roles.patient}
     if lacking := [option for option, value in given.items() if not value]:

@@ -215,7 +215,7 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
     """Return the rows of ``frame`` with exactly the columns that the schema reads.
 
     Numbers are converted (and rounded, where the schema's are whole), categories recoded, columns that the hospital
-    lacks filled as the mapping says. A cell that is no number stays as it is, for the schema's checks to refuse.
+    lacks filled as the mapping says. A cell that is not a number stays as it is, for the schema's checks to refuse.
 
     Args:
         frame: Records in the hospital's own columns.
@@ -270,7 +270,7 @@ def _limited(cells: pd.Series) -> pd.Series:
 
 
 def _converted(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
-    """The numbers in the column's unit; a cell that is no number, or in a unit that does not convert, stays as it is."""
+    """The numbers in the column's unit; a cell that is not a number, or in a unit that does not convert, stays as it is."""
     read = read_numbers(pd.Series(texts(cells), index=cells.index, dtype=object), origin.decimal or ".")
     numbers, units = pd.Series(np.nan, index=cells.index), read.units
     for unit in units.unique():

@@ -110,7 +110,7 @@ def draft_tables(
     Args:
         cells: The rows of all hospitals.
         hospitals: (rows,) the hospital of each row: numbers may be written otherwise at each, and what is the same for all of
-            a hospital is no feature.
+            a hospital is not a feature.
         roles: Columns that are no features.
         label: Whether the label must be categories in an order, or a number; by default its cells decide.
 

@@ -61,7 +61,7 @@ class Export:
     def frames(self, table: str, columns: Sequence[str]) -> Iterator[pd.DataFrame]:
         by_table = {resource.lower(): resource for resource in RESOURCES}
         if table not in by_table:
-            raise DataError(f"{self.path}: {table!r} is no resource that is read; known are {', '.join(RESOURCES)}.")
+            raise DataError(f"{self.path}: {table!r} is not a resource that is read; known are {', '.join(RESOURCES)}.")
         rows: list[tuple[Any, ...]] = []
         for file in self._files(by_table[table]):
             for number, resource in _resources(file, by_table[table]):

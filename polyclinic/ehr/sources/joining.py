@@ -66,7 +66,7 @@ class Roles:
         own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
         they_have = f" They have {several(names, most=12)}."
         wrong = [
-            f"{flag} names {name!r}, which is no column of the tables."
+            f"{flag} names {name!r}, which is not a column of the tables."
             + (_several_labels(flag, name, names) or nearest(name, names) or they_have)
             for flag, name in asked
             if name and not own[name]

@@ -217,7 +217,7 @@ def _hours(cells: pd.Series, what: str) -> pd.Series:
     present = cells != ""
     minutes = pd.to_numeric(cells.where(present), errors="coerce").astype(np.float64)
     if minutes[present].isna().any():
-        raise DataError(f"{what}: a cell is no number of minutes.")
+        raise DataError(f"{what}: a cell is not a number of minutes.")
     return minutes / 60.0
 
 

@@ -95,7 +95,7 @@ def secrets(schema: Schema, background: Floats, wanted: Collection[str] = ()) ->
     for name in wanted:
         if name not in by_column:
             raise ConfigError(
-                f"--sensitive names {name!r}, which is no column to guess; allowed are "
+                f"--sensitive names {name!r}, which is not a column to guess; allowed are "
                 f"{', '.join(by_column)}.{nearest(name, by_column)}"
             )
     return [by_column[name] for name in wanted] if wanted else list(by_column.values())[:MOST_COLUMNS]

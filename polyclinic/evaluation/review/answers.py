@@ -46,7 +46,7 @@ def read_key(folder: Path) -> Key:
     document = _json(path)
     numbers = [document.get(name) for name in ("real", "synthetic")]
     if document.get("format") != KEY_FORMAT or not all(isinstance(patients, list) for patients in numbers):
-        raise DataError(f"{path} is no answer key of format {KEY_FORMAT!r}.")
+        raise DataError(f"{path} is not an answer key of format {KEY_FORMAT!r}.")
     real, synthetic = (np.array(patients, dtype=object) for patients in numbers)
     count = len(real) + len(synthetic)
     if sorted([*real, *synthetic], key=str) != sorted(range(1, count + 1), key=str):
@@ -88,7 +88,7 @@ def read_review(file: Path, key: Key) -> Review:
     """
     document = _json(file)
     if document.get("format") != SCORES_FORMAT:
-        raise DataError(f"{file} is no file of scores of format {SCORES_FORMAT!r}.")
+        raise DataError(f"{file} is not a file of scores of format {SCORES_FORMAT!r}.")
     if document.get("packet") != key.packet:
         raise DataError(f"{file} is of another packet: its digest is not the answer key's.")
     reviewer, answers = document.get("reviewer"), document.get("answers")

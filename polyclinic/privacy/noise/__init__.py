@@ -62,7 +62,7 @@ def noise_process(
             raise ConfigError(f"The noise process {name!r} takes no option {option!r}.{nearest(option, takes)}")
     if not isinstance(participation, Participation | None):
         raise ConfigError(
-            f"participation is no option of a noise process but what it is made for, got {participation!r}."
+            f"participation is not an option of a noise process but what it is made for, got {participation!r}."
         )
     if "participation" in parameters:
         options["participation"] = participation or Participation(1, 1)

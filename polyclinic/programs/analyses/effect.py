@@ -116,7 +116,7 @@ class Effect(Analysis):
         columns = {column.name: (column, at) for column, at in layout.columns}
         if name not in columns:
             raise ConfigError(
-                f"Option {option!r} of task effect names {name!r}, which is no feature of schema {layout.schema.name!r}."
+                f"Option {option!r} of task effect names {name!r}, which is not a feature of schema {layout.schema.name!r}."
                 f"{nearest(name, columns)}"
             )
         return columns[name]

@@ -73,8 +73,8 @@ class Timeline:
         trajectories = {column.name: column.steps for column, _ in layout.columns if column.kind == "trajectory"}
         if time and time not in trajectories:
             raise ConfigError(
-                f"Option 'time' of method {method!r} is {time!r}, which is no trajectory of schema {schema.name!r}; allowed are "
-                f"{several(trajectories) or 'none'}.{nearest(time, trajectories)}"
+                f"Option 'time' of method {method!r} is {time!r}, which is not a trajectory of schema {schema.name!r}; "
+                f"allowed are {several(trajectories) or 'none'}.{nearest(time, trajectories)}"
             )
         time = time or (BEFORE_LATEST if BEFORE_LATEST in trajectories else "")
         if len(trajectories) < (2 if time else 1):

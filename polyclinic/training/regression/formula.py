@@ -362,21 +362,21 @@ def _spline(text: str, source: Source, options: Mapping[str | None, ast.expr]) -
             raise ValueError
     except _UNREADABLE:
         raise ConfigError(
-            f"The formula's {text!r} is no spline: give df, of 3 or more, or knots that rise between the public bounds {low:g} "
-            f"and {high:g}, as bs(age, knots=[50, 60])."
+            f"The formula's {text!r} is not a spline: give df, of 3 or more, or knots that rise between the public bounds "
+            f"{low:g} and {high:g}, as bs(age, knots=[50, 60])."
         ) from None
     knotted = np.concatenate([[low] * (degree + 1), inner, [high] * (degree + 1)])
     return lambda values: BSpline.design_matrix(np.clip(values, low, high), knotted, degree).toarray()[:, 1:]
 
 
 def _numeric(text: str, source: Source, values: Numbers) -> Factor:
-    """Raises ConfigError where a value within the public bounds is no number."""
+    """Raises ConfigError where a value within the public bounds is not a number."""
     with np.errstate(all="ignore"):
         grid = values(source.grid)
     finite = np.isfinite(grid).all(axis=1)
     if not finite.all():
         name, at = source.column.name, source.grid[~finite][0]
-        raise ConfigError(f"The formula's {text!r} is no number where {name} is {at:g}, as it may be; shift {name}.")
+        raise ConfigError(f"The formula's {text!r} is not a number where {name} is {at:g}, as it may be; shift {name}.")
     centre, spread = public_scale(source.column) if source.column.bounds else (0.5, 0.5)
     usual, bound = grid[np.abs(source.grid - centre) <= 2.001 * spread], np.maximum(np.abs(grid).max(axis=0), 1e-300)
     deviation = np.where(usual.std(axis=0) > 1e-9 * bound, usual.std(axis=0), bound)

@@ -91,7 +91,7 @@ class Outcome:
             by: The column of groups; empty for one group.
 
         Raises:
-            ConfigError: A name is no column which hospitals read, or a column is of another kind.
+            ConfigError: A name is not a column which hospitals read, or a column is of another kind.
         """
         return cls(
             _column(schema, "time", time or _of_role(schema, "duration"), BOUNDED_KINDS[:2], "a number with bounds"),

@@ -236,7 +236,7 @@ def test_rules_that_do_not_suit_their_column_are_refused(rule: Rule, words: str)
 
 
 def test_a_cell_that_is_no_date_is_named_by_its_row_and_not_shown() -> None:
-    with pytest.raises(DataError, match="data row 1: the cell is no date") as refused:
+    with pytest.raises(DataError, match="data row 1: the cell is not a date") as refused:
         coarsen(RECORDS.assign(admitted="soon"), SCHEMA, Coarsening((ShiftDates(column="admitted"),)), new_key())
     assert "soon" not in str(refused.value)
 

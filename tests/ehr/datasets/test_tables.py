@@ -291,7 +291,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "more cells than the header"),
         (
             lambda: Federation.from_tables(frames, "dead", "mrm"),
-            "--label names 'dead', which is no column of the tables. Did you mean 'died'? --patient names",
+            "--label names 'dead', which is not a column of the tables. Did you mean 'died'? --patient names",
         ),
         (lambda: Federation.from_tables(frames, "dead", "mrm"), "--patient names 'mrm'"),
         (
@@ -646,7 +646,10 @@ def test_visits_become_sequences_of_the_latest_in_the_order_of_time() -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"time": "sene", "steps": 2}, "--time names 'sene', which is no column of the tables. Did you mean 'seen'?"),
+        (
+            {"time": "sene", "steps": 2},
+            "--time names 'sene', which is not a column of the tables. Did you mean 'seen'?",
+        ),
         ({"time": "seen"}, "give --steps too"),
         ({"time": "seen", "steps": 101}, "--steps is 101, which must be from 2 to 100"),
         ({"steps": 3}, "give --time, the column of their time too"),

@@ -454,7 +454,7 @@ def test_fhir_resources_flattened_and_mapped(tmp_path: Path) -> None:
         (('take = "last"', 'tkae = "last"'), "key 'columns.3.tkae'.*Did you mean 'take'"),
         (('take = "last"', 'take = "latest"'), "key 'columns.3.take'"),
         (("to = 48", "to = -1\nfrom = 5"), "key 'columns.3': 'from' must lie before 'to'"),
-        (('table = "MedicationRequest"', 'table = "Medicine"'), "'medicine' is no resource that is read"),
+        (('table = "MedicationRequest"', 'table = "Medicine"'), "'medicine' is not a resource that is read"),
         (('table = "MedicationRequest"', 'table = "MedicationRequest"\nto = 3\nvalue = 3'), "key 'columns.5.value'"),
         (('index = "start"', ""), "need 'index' of .rows."),
         (('"kPa" = 7.50062', '"psi" = 51'), "a unit that 'units' does not list"),

@@ -135,7 +135,7 @@ def answer(**changes: Any) -> dict[str, Any]:
     ("changes", "said"),
     [
         ({"packet": "cd" * 32}, "of another packet"),
-        ({"format": "x"}, "no file of scores"),
+        ({"format": "x"}, "not a file of scores"),
         ({"reviewer": "../x"}, "'reviewer' must be"),
         ({"answers": {}}, "'answers' must be a list"),
         ({"answers": [answer(), answer()]}, "patient 1 is there twice"),

@@ -174,7 +174,7 @@ def test_what_is_no_process_is_refused(arguments, field):
         ("independent", {"restart": 0}, "restart"),
         ("independent", {"bands": 2}, "'independent' takes no option 'bands'"),
         ("banded", {"band": 2}, "takes no option 'band'. Did you mean 'bands'"),
-        ("banded", {"participation": 3}, "participation is no option .* got 3"),
+        ("banded", {"participation": 3}, "participation is not an option .* got 3"),
         ("banded", {"bands": 5}, "bands .* 1 to 4, got 5"),
         ("banded", {"objective": "least"}, "objective must be 'max' or 'mean'.*'least'"),
         ("blt", {"buffers": 0}, "buffers .* 1 to 8, got 0"),

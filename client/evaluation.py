@@ -45,7 +45,7 @@ from polyclinic.programs import program_of
 from polyclinic.releases.errors import affordable_question, question_of
 from polyclinic.releases.measured import Measured
 from polyclinic.releases.question import Pricing
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import filled, to_record
@@ -156,7 +156,7 @@ def _write_down(call: Call[EvaluateRequest]) -> str:
     """
     hospital, request = call.hospital, call.request
     ledger = open_ledgers([hospital])[0]
-    rows, question = ledger.recorded().rows, _identity(call)
+    rows, question = ledger.read_site().rows, _identity(call)
     exact = [row for row in rows if row.purpose.startswith(EXACT)]
     of_run = [row for row in exact if row.run == request.run]
     of_round = [row.release for row in of_run if row.round == request.round]
@@ -305,7 +305,7 @@ def _identity(call: Call[EvaluateRequest]) -> str:
 def _held_out(call: Call[EvaluateRequest]) -> Rows:
     """The held-out rows, filled and standardised."""
     rows = filled_rows(call.hospital, call.config.data.imputation, held_out=True)
-    return standardised(rows, standardiser(call.content, rows.x.shape[1]))
+    return standardise(rows, standardiser(call.content, rows.x.shape[1]))
 
 
 def _arrays(call: Call[EvaluateRequest]) -> Arrays:

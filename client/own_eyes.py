@@ -16,7 +16,7 @@ from polyclinic.evaluation.groups import group_numbers
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import check_predicts
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import own_arrays
 
 
@@ -77,7 +77,7 @@ def own_predictions(path: Path, run: Run, groups: str = "") -> tuple[str, Predic
                 f"{run.name!r}; the folder must have the run's name."
             )
         arrays |= own
-    rows = standardised(filled_rows(hospital, config.data.imputation, held_out=True), run.standardiser())
+    rows = standardise(filled_rows(hospital, config.data.imputation, held_out=True), run.standardiser())
     if not len(rows.y):
         raise ConfigError(
             f"{run.path} is a run that held out none of the hospital's patients, so there is nothing to judge."

@@ -181,8 +181,8 @@ def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: 
     terms = _terms(call, secrets, origin)
     weight = 1.0 if call.config.secure.shared_noise else float(secrets["weight"][0])
     rounding = call.hospital.stream("secure-rounding", request.round)
-    integers = terms.noised(
-        terms.rounded(difference, weight, rounding), call.hospital.stream("secure-noise", request.round)
+    integers = terms.add_noise(
+        terms.round_update(difference, weight, rounding), call.hospital.stream("secure-noise", request.round)
     )
     own = secure_sum.own_mask(secrets["own"].tobytes(), terms.size, terms.word)
     purpose = terms.purpose(request.run, request.round, bytes.fromhex(question))

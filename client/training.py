@@ -45,8 +45,8 @@ from polyclinic.plugins import BUILT_IN
 from polyclinic.programs import program_of
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import check_fit
-from polyclinic.training.preparation import standardised
-from polyclinic.training.sites.draws import begun, without_draws
+from polyclinic.training.preparation import standardise
+from polyclinic.training.sites.draws import has_begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import MERGED, WEIGHT, filled, from_record, size_of, to_record, weighted_mean
@@ -167,7 +167,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return program.price(question.settings, goes_on)
 
     def event(call: Call[TrainRequest]) -> DpEvent:
-        had_begun, goes_on = (begun(by_call[id(call)], question.settings) for by_call in (states, continued_states))
+        had_begun, goes_on = (has_begun(by_call[id(call)], question.settings) for by_call in (states, continued_states))
         if had_begun and not goes_on:
             log(WARNING, "Round %d: the noise kept before was used already; a new process is paid for.", request.round)
         return price(goes_on)
@@ -257,7 +257,7 @@ def _check(question: _Question, build: Callable[[], nn.Module], settings: TrainS
 def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteWork:
     hospital, request = call.hospital, call.request
     return SiteWork(
-        rows=standardised(filled_rows(hospital, question.config.data.imputation), question.scale),
+        rows=standardise(filled_rows(hospital, question.config.data.imputation), question.scale),
         sampling=hospital.stream("batches", request.round),
         noise=hospital.stream("gradient-noise", request.round),
         public_patients=request.public_patients,
@@ -279,7 +279,7 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
     own = {OWN + name: update.arrays[name] for name in question.local}
     if all(np.isfinite(value).all() for value in own.values()):  # otherwise it begins again from what it is sent
         state_after = state_after | own
-    if begun(state_after, question.settings):
+    if has_begun(state_after, question.settings):
         state_after = state_after | marks(call)
     if how.active:
         upload, left_out = encode(trained, origin, how, hospital.stream("rounding", number), state.get(RESIDUAL))
@@ -338,7 +338,7 @@ def usable(call: Call[TrainRequest], state: Arrays, settings: TrainSettings) -> 
     Raises:
         DataError: The ledger is older than the state.
     """
-    if not begun(state, settings):
+    if not has_begun(state, settings):
         return state
     if not call.hospital.simulated:
         charges, written = _charges(call), state[_CHARGE].tobytes().decode() if _CHARGE in state else ""

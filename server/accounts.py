@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from dp_accounting import DpEvent
 
-from polyclinic.privacy.events import merged
+from polyclinic.privacy.events import merge_events
 from polyclinic.privacy.ledger.terms import (
     History,
     Terms,
@@ -58,7 +58,7 @@ class Account:
     def ask(self, request: str, event: DpEvent) -> None:
         """Note a request that was sent, and what it costs; one that is sent again is the same release, and free ones are none."""
         self.refuse(f"{request} {LOST}")
-        if merged(event) and not any(request in requests for requests in self.asked.values()):
+        if merge_events(event) and not any(request in requests for requests in self.asked.values()):
             self.asked.setdefault(entry_of(event), []).append(request)
             self.unanswered.append(request)
 

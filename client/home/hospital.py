@@ -40,7 +40,7 @@ from polyclinic.runs.simulation import (
     simulated_delta,
     simulated_sites,
 )
-from polyclinic.training.preparation import check_imputation, imputed
+from polyclinic.training.preparation import check_imputation, impute
 from polyclinic.wire.messages import AskRequest, Request, site_home
 
 _shard_of = lru_cache(maxsize=2)(shard_of)
@@ -278,7 +278,7 @@ def filled_rows(hospital: Hospital, imputation: str, held_out: bool = False) -> 
 
 @lru_cache(maxsize=256)
 def _filled_rows(shard: Shard, imputation: str, imputer: Imputer | None, seed: int) -> tuple[Rows, Rows]:
-    return imputed(shard, imputation, imputer, seed)
+    return impute(shard, imputation, imputer, seed)
 
 
 def is_real(context: Context) -> bool:

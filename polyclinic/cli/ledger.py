@@ -36,12 +36,12 @@ def show(
     """Print a ledger: what was spent, of what budget, on what, and by which run."""
     with loading():
         from polyclinic.privacy.ledger import Ledger
-        from polyclinic.privacy.ledger.statements import detailed, statement_of, statements
+        from polyclinic.privacy.ledger.statements import statement_of, statements, with_details
 
     path = _file(path)
     shown = statements(_ledgers(path, site))
     if as_json or len(shown) == 1 or delta:
-        shown = [detailed(statement, delta or ()) for statement in shown]
+        shown = [with_details(statement, delta or ()) for statement in shown]
     beside = _held_out(path)
     held_out = statements([*Ledger.read_all(beside).values()]) if beside else []
     held_out = [statement for statement in held_out if site in (None, statement["site"])]

@@ -91,14 +91,14 @@ class BoundedNewton(GaussNewton):
             eta, rows = x @ coefficients, x @ basis[: x.shape[1]]
             last = basis[x.shape[1] :].sum(axis=0)  # of the spread, if there is one
             outcomes = np.stack([y[:, 0], *family.extremes(eta, spread)])
-            own, (weight, *_), of_spread, (also, *_) = family.bounded(outcomes, eta, spread)[..., None]
+            own, (weight, *_), of_spread, (also, *_) = family.score_and_weight(outcomes, eta, spread)[..., None]
             scores = (rows * own + last * of_spread) / question["bound"]
             information = (weight * rows[:, first] * rows[:, second] + also * last[first] * last[second]) * twice
             longest = (scores[1:] ** 2).sum(axis=2).max(axis=0)
-            return self._shortened(scores[0], information, longest + (information**2).sum(axis=1), ~np.isnan(y))
+            return self._shorten(scores[0], information, longest + (information**2).sum(axis=1), ~np.isnan(y))
 
     @staticmethod
-    def _shortened(scores: Floats, information: Floats, longest: Floats, there: Bools) -> Floats:
+    def _shorten(scores: Floats, information: Floats, longest: Floats, there: Bools) -> Floats:
         """(n, width) shortened by rows' ``longest`` (n,) squared lengths of any outcome; zeros unless ``there`` (n, 1)."""
         factors = 1 / np.sqrt(np.maximum(1.0, longest))[:, None]
         block = np.sqrt(1 - WEIGHT) * factors * np.column_stack([scores, information])

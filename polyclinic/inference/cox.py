@@ -93,4 +93,4 @@ class BoundedHazards(BoundedNewton):
             )
             longest = np.max([lengths.max(axis=1) for lengths in possible], axis=0)
             most = (information(rates) ** 2).sum(axis=1)
-            return self._shortened(scores, information(seen * rates), longest + most, ~np.isnan(event))
+            return self._shorten(scores, information(seen * rates), longest + most, ~np.isnan(event))

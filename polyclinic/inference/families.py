@@ -81,7 +81,7 @@ class PrivateFamily(Family):
         """Outcomes (n,) among which is one with the longest score."""
 
     @abstractmethod
-    def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
+    def score_and_weight(self, y: Floats, eta: Floats, spread: float) -> Floats:
         """(4, m, n) score and weight of eta, then of the logarithm of ``spread``; these are 0 without one.
 
         Args:
@@ -106,7 +106,7 @@ class Linear(PrivateFamily):
     def extremes(self, eta: Floats, spread: float) -> list[Floats]:
         return [eta, eta - FARTHEST * np.exp(spread), eta + FARTHEST * np.exp(spread)]
 
-    def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
+    def score_and_weight(self, y: Floats, eta: Floats, spread: float) -> Floats:
         """Score and weight as of ``PrivateFamily``; residuals are cut at ``FARTHEST`` deviations (Huber 1964, proposal 2).
 
         Args:
@@ -124,7 +124,7 @@ class Linear(PrivateFamily):
         slope, steep = inside / square / deviation, 2 * second / (fourth - square**2)
         level = np.ones_like(residual)
         weights = slope * inside / deviation, 2 * second * steep
-        return _stacked(residual * slope, level * weights[0], (residual**2 - square) * steep, level * weights[1])
+        return _stack(residual * slope, level * weights[0], (residual**2 - square) * steep, level * weights[1])
 
 
 class Logistic(PrivateFamily):
@@ -143,10 +143,10 @@ class Logistic(PrivateFamily):
     def extremes(self, eta: Floats, spread: float) -> list[Floats]:
         return [np.zeros_like(eta), np.ones_like(eta)]
 
-    def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
+    def score_and_weight(self, y: Floats, eta: Floats, spread: float) -> Floats:
         chance = special.expit(eta)
         nothing = np.zeros_like(eta)
-        return _stacked(np.clip(y, 0.0, 1.0) - chance, chance * (1 - chance), nothing, nothing)
+        return _stack(np.clip(y, 0.0, 1.0) - chance, chance * (1 - chance), nothing, nothing)
 
 
 class Poisson(PrivateFamily):
@@ -165,7 +165,7 @@ class Poisson(PrivateFamily):
     def extremes(self, eta: Floats, spread: float) -> list[Floats]:
         return list(self._ends(np.exp(np.clip(eta, -_STEEPEST, _STEEPEST))))
 
-    def bounded(self, y: Floats, eta: Floats, spread: float) -> Floats:
+    def score_and_weight(self, y: Floats, eta: Floats, spread: float) -> Floats:
         """Score and weight as of ``PrivateFamily``; counts are cut at ``FARTHEST`` standard deviations around their mean.
 
         Args:
@@ -182,14 +182,14 @@ class Poisson(PrivateFamily):
         slope = mean * (_step_mean(high, mean) - _step_mean(low, mean))
         variance = np.maximum(second - first**2, 1e-12 * mean)
         nothing = np.zeros_like(eta)
-        return _stacked((cut - first) * slope / variance, slope**2 / variance, nothing, nothing)
+        return _stack((cut - first) * slope / variance, slope**2 / variance, nothing, nothing)
 
     def _ends(self, mean: Floats) -> tuple[Floats, Floats]:
         far = FARTHEST * np.sqrt(mean)
         return np.maximum(mean - far, 0.0), mean + far
 
 
-def _stacked(*parts: Floats) -> Floats:
+def _stack(*parts: Floats) -> Floats:
     return np.stack(np.broadcast_arrays(*parts))
 
 

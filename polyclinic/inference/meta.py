@@ -84,12 +84,12 @@ def meta_analysis(
     typical = degrees * w.sum() / (w.sum() ** 2 - (w**2).sum())
     prediction = (centre - half, centre + half) if degrees > 1 else None
     return MetaAnalysis(
-        _pooled(mean, 1 / float(np.sqrt(w.sum())), stats.norm(), level), _pooled(centre, error, law, level), len(y), q,
+        _pool(mean, 1 / float(np.sqrt(w.sum())), stats.norm(), level), _pool(centre, error, law, level), len(y), q,
         float(stats.chi2.sf(q, degrees)), tau2, float(tau2 / (tau2 + typical)), prediction,
     )  # fmt: skip
 
 
-def _pooled(estimate: float, error: float, law: stats.rv_continuous, level: float) -> Pooled:
+def _pool(estimate: float, error: float, law: stats.rv_continuous, level: float) -> Pooled:
     half = float(law.ppf((1 + level) / 2)) * error
     return Pooled(
         estimate, error, estimate - half, estimate + half, float(2 * law.sf(abs(estimate) / max(error, 1e-300)))

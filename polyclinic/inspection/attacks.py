@@ -356,7 +356,7 @@ def _attack_synthetic(target: Target) -> dict[str, Any]:
     synthesizer, seed = target.run.synthesizer(), target.seed
     target.doing("synthetic patients")
     drawn = synthesizer.sample(ROWS, generator(seed, "attacks", "synthetic"))
-    synthetic = Table.of(*synthesizer.layout.encoded(drawn), target.schema)
+    synthetic = Table.of(*synthesizer.layout.features_and_labels(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))
     near = [proximity(side, synthetic) for side in (members, others)]
     target.doing("singling out, linking, inferring")

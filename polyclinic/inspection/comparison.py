@@ -26,7 +26,7 @@ from polyclinic.server.federate import Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.training.converged import fit, scale_of
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 
 METHODS = ("moments", "independent")
 # What a method of synthesis shares with the game: the patients, and the terms of privacy.
@@ -97,8 +97,8 @@ def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure |
     def measure(names: Sequence[str]) -> Metrics:
         train = Rows.joined([rows[name][0] for name in names])
         scale = scale_of(train)
-        model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
-        held_out = [standardised(rows[name][1], scale) for name in names]
+        model = fit(task, program.builder(schema), program.first(schema), standardise(train, scale), config.seed)
+        held_out = [standardise(rows[name][1], scale) for name in names]
         labels, scores = [part.y for part in held_out], program.scores(schema, model, held_out)
         pairs = dict(zip(names, zip(labels, scores, strict=True), strict=True))
         pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)

@@ -108,7 +108,7 @@ def _judged(
     drawn = synthesizer.sample(len(real[1].y), generator(seed, "quality", "synthetic"))
     if not np.isfinite(drawn).all():
         return {"undefined": "the generator has diverged, and its rows hold numbers that are not finite"}
-    synthetic = Sample.of(*synthesizer.layout.encoded(drawn), schema)
+    synthetic = Sample.of(*synthesizer.layout.features_and_labels(drawn), schema)
     doing("comparing tables" + (", training classifiers" if full else ""))
     return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}
 

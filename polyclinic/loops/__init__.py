@@ -1,7 +1,7 @@
 """Inner loops over numbers: plain Python on NumPy arrays, which numba compiles when a run is long enough for it to pay.
 
 To import numba and load what it compiled before takes a third of a second, so that nothing here does so until
-``compiled`` is called. It compiles for the processor at hand, once a machine, in a few seconds. The result stays beside
+``compile_loop`` is called. It compiles for the processor at hand, once a machine, in a few seconds. The result stays beside
 the module, or in the user's folder for caches where that cannot be written.
 """
 
@@ -17,7 +17,9 @@ from typing import Any
 _NOTHING: Mapping[str, Any] = {}
 
 
-def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
+def compile_loop(
+    function: Callable[..., Any], signature: str, bound: Mapping[str, Any] = _NOTHING
+) -> Callable[..., Any]:
     """Return the function in machine code, which lets go of Python's lock.
 
     Every operation rounds as it stands: numba joins no multiplication and addition, and does not reorder sums.
@@ -25,7 +27,7 @@ def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, A
     Args:
         function: Plain Python on NumPy arrays.
         signature: The types of its parameters, in numba's words.
-        bound: What names of the function's module mean in the compiled one, such as ``inlined`` functions.
+        bound: What names of the function's module mean in the compiled one, such as functions of ``inline``.
     """
     from numba import njit
 
@@ -38,8 +40,8 @@ def compiled(function: Callable[..., Any], signature: str, bound: Mapping[str, A
         return njit(signature, nogil=True, error_model="numpy")(made)
 
 
-def inlined(function: Callable[..., Any], bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
-    """The function as part of those that are ``compiled`` with it."""
+def inline(function: Callable[..., Any], bound: Mapping[str, Any] = _NOTHING) -> Callable[..., Any]:
+    """The function as part of those that ``compile_loop`` compiles with it."""
     from numba import njit
 
     return njit(error_model="numpy", forceinline=True)(_again(function, bound))
@@ -53,7 +55,7 @@ def _source() -> str:
 
 
 def casts() -> dict[str, Any]:
-    """For ``inlined``: ``_bits`` of a float32 as int32, ``_value`` of them."""
+    """For ``inline``: ``_bits`` of a float32 as int32, ``_value`` of them."""
     from llvmlite import ir
     from numba import types
     from numba.extending import intrinsic

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from polyclinic.loops import casts, compiled, inlined
+from polyclinic.loops import casts, compile_loop, inline
 
 f32, i32, u32, u64 = np.float32, np.int32, np.uint32, np.uint64
 Words = npt.NDArray[np.uint64]
@@ -107,16 +107,16 @@ class _Loops(NamedTuple):
 def load() -> _Loops:
     """The compiled form, which all later draws of the process take."""
     names = {"_int": i32, "_uint": u32, **casts()}
-    words = {"_round": inlined(_round, {"_product": inlined(_product)})}
+    words = {"_round": inline(_round, {"_product": inline(_product)})}
     inner = {
-        "_fill_words": inlined(_fill_words, words),
-        "_fill_pairs": inlined(_fill_pairs, {"_pair": inlined(_pair, names)}),
+        "_fill_words": inline(_fill_words, words),
+        "_fill_pairs": inline(_fill_pairs, {"_pair": inline(_pair, names)}),
     }
     begin = "void(uint64, uint64, uint64, "
     return _Loops(
-        compiled(_normal, begin + "float32[:, ::1])", inner),
-        compiled(_uniform, begin + "float64[::1])", inner),
-        compiled(_add_normal, "void(uint64[:, ::1], uint64[::1], float32, float32[:, ::1])", inner),
+        compile_loop(_normal, begin + "float32[:, ::1])", inner),
+        compile_loop(_uniform, begin + "float64[::1])", inner),
+        compile_loop(_add_normal, "void(uint64[:, ::1], uint64[::1], float32, float32[:, ::1])", inner),
     )
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyclinic.loops import casts, compiled, inlined
-from polyclinic.loops.products import padded, product
+from polyclinic.loops import casts, compile_loop, inline
+from polyclinic.loops.products import padded_size, product
 
 f32, i32 = np.float32, np.int32
 Numbers = npt.NDArray[np.float32]
@@ -32,14 +32,14 @@ _TINY, _MARGIN = float(np.finfo(f32).tiny), 1.0 - 64 * float(np.finfo(f32).eps)
 @cache
 def clipped_sums() -> Any:
     """``_sums``, compiled."""
-    exp, pad = {"_exp": inlined(_exp, casts())}, {"padded": inlined(padded)}
+    exp, pad = {"_exp": inline(_exp, casts())}, {"padded_size": inline(padded_size)}
     bound = {
-        "_forward": inlined(_forward, exp), "_loss": inlined(_loss, exp), "_backward": inlined(_backward),
-        "_gather": inlined(_gather, pad), "_turn": inlined(_turn, pad), "_scale": inlined(_scale),
-        "_add_squares": inlined(_add_squares), "_product": product(), **pad,
+        "_forward": inline(_forward, exp), "_loss": inline(_loss, exp), "_backward": inline(_backward),
+        "_gather": inline(_gather, pad), "_turn": inline(_turn, pad), "_scale": inline(_scale),
+        "_add_squares": inline(_add_squares), "_product": product(), **pad,
     }  # fmt: skip
     table = "int64[:, ::1], float32[:, ::1], float32[:, ::1], int64[::1], int64[::1], int64[::1]"
-    return compiled(_sums, f"void({table}, float64, float64, float32[:, ::1], float64[::1], boolean[::1])", bound)
+    return compile_loop(_sums, f"void({table}, float64, float64, float32[:, ::1], float64[::1], boolean[::1])", bound)
 
 
 def _product(*_: Any) -> None:
@@ -71,9 +71,9 @@ def _sums(
     # What goes into each layer and comes out of the last, (width, rows); the same by rows, for products over them; slopes of the
     # losses at each layer's output.
     values = np.zeros((count + 1, widest * _ROWS), dtype=np.float32)
-    turned = np.zeros((count, padded(widest) * _ROWS), dtype=np.float32)
+    turned = np.zeros((count, padded_size(widest) * _ROWS), dtype=np.float32)
     slopes = np.zeros((count, widest * _ROWS), dtype=np.float32)
-    made = np.empty(widest * padded(widest), dtype=np.float32)
+    made = np.empty(widest * padded_size(widest), dtype=np.float32)
     labels = np.empty(_ROWS, dtype=np.int64)
     inputs, squares, lengths = np.empty((count, _ROWS)), np.empty(_ROWS), np.empty(_ROWS)
     for site in range(len(theta)):
@@ -83,7 +83,7 @@ def _sums(
             total[:] = 0.0
         for first in range(begin, ends[site], _ROWS):
             n = min(_ROWS, ends[site] - first)
-            w = padded(n)
+            w = padded_size(n)
             _gather(x, chosen[first : first + n], values[0], turned[0], w)
             for layer in range(count):
                 start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
@@ -118,7 +118,7 @@ def _sums(
                     # What is not finite counts as zero, and its factor times it would not be.
                     if not np.isfinite(squares[i]):
                         for layer in range(count):
-                            wide, high = padded(layers[layer, INPUTS]), layers[layer, OUTPUTS]
+                            wide, high = padded_size(layers[layer, INPUTS]), layers[layer, OUTPUTS]
                             turned[layer, i * wide : (i + 1) * wide] = 0.0
                             for j in range(high):
                                 slopes[layer, j * w + i] = 0.0
@@ -128,7 +128,7 @@ def _sums(
                     _scale(slopes[layer], layers[layer, OUTPUTS], w, lengths[:n])
             for layer in range(count):
                 start, wide, high = layers[layer, START], layers[layer, INPUTS], layers[layer, OUTPUTS]
-                long = padded(wide)
+                long = padded_size(wide)
                 _product(slopes[layer], 0, w, 1, turned[layer], 0, long, made, 0, long, high, n, long)
                 offset = start + wide * high
                 if first == begin:
@@ -147,7 +147,7 @@ def _sums(
 def _gather(x: Numbers, chosen: Whole, values: Numbers, turned: Numbers, w: int) -> None:
     """Chosen rows of ``x`` one beside the other, (F, w) and zero where there is none, and one below the other."""
     n, wide = len(chosen), x.shape[1]
-    long = padded(wide)
+    long = padded_size(wide)
     for i in range(n):
         row, below = x[chosen[i]], turned[i * long : i * long + wide]
         for j in range(wide):
@@ -160,7 +160,7 @@ def _gather(x: Numbers, chosen: Whole, values: Numbers, turned: Numbers, w: int)
 
 
 def _turn(values: Numbers, turned: Numbers, n: int) -> None:
-    long = padded(len(values))
+    long = padded_size(len(values))
     for i in range(n):
         below = turned[i * long : i * long + len(values)]
         for j in range(len(below)):

@@ -13,20 +13,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from polyclinic.loops import inlined
+from polyclinic.loops import inline
 
 Numbers = npt.NDArray[np.float32]
 #: Rows are as long as a multiple of so many numbers.
 PADDED = 16
 
 
-def padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """The size of a row that holds ``size`` numbers."""
     return (size + 15) // 16 * 16
 
 
 def product(lanes: int = 0) -> Any:
-    """``_product``, for ``inlined`` functions, of so many ``lanes`` at once; 0: as many as the processor's registers have.
+    """``_product``, for functions of ``inline``, of so many ``lanes`` at once; 0: as many as the processor's registers have.
 
     The numbers do not depend on it.
     """
@@ -37,7 +37,7 @@ def product(lanes: int = 0) -> Any:
         f"_{name}": _tile(rows, columns, lanes)
         for name, rows, columns in (("block", 4, 4), ("line", 1, 4), ("column", 4, 1), ("cell", 1, 1))
     }
-    return inlined(_product, {**tiles, "_LANES": lanes, "_WIDE": 4 * lanes})
+    return inline(_product, {**tiles, "_LANES": lanes, "_WIDE": 4 * lanes})
 
 
 def _product(

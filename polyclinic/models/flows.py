@@ -44,11 +44,11 @@ class ConditionalFlow(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         """(n, features + context) to (n, 1): minus the log-density of the features given the context."""
-        x, total = self.whitened(rows)
+        x, total = self.whiten_rows(rows)
         base = -0.5 * (x.square() + math.log(2 * math.pi)).sum(-1)
         return -(base + total)[..., None]
 
-    def whitened(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def whiten_rows(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """(n, features + context) as (n, features) numbers, standard normal if the density is right, and (n,) log-volumes."""
         x, context = rows[..., : self.features], self._context(rows[..., self.features :])
         total = x.new_zeros(x.shape[:-1])
@@ -60,7 +60,7 @@ class ConditionalFlow(nn.Module):
             x, total = (x - cast(Tensor, self.mean)) @ whiten.mT, total + whiten.diagonal().log().sum()
         return x, total
 
-    def drawn(self, base: Tensor, context: Tensor) -> Tensor:
+    def draw(self, base: Tensor, context: Tensor) -> Tensor:
         """(n, features) that (n, features) standard normal numbers stand for, given (n, context)."""
         given = self._context(context)
         with torch.no_grad():

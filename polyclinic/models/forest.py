@@ -44,7 +44,7 @@ class Forest(nn.Module):
 
     def __init__(self, schema: Schema, outputs: int, trees: int = TREES, depth: int = DEPTH, seed: int = 0) -> None:
         super().__init__()
-        questions, thresholds, sides = _drawn(schema, trees, depth, seed)
+        questions, thresholds, sides = _draw_trees(schema, trees, depth, seed)
         self.questions = nn.Buffer(torch.from_numpy(questions), persistent=False)
         self.thresholds = nn.Buffer(torch.from_numpy(thresholds), persistent=False)
         self.sides = nn.Buffer(torch.from_numpy(sides), persistent=False)
@@ -95,7 +95,7 @@ def forest(
 
 
 @lru_cache(maxsize=8)
-def _drawn(schema: Schema, trees: int, depth: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _draw_trees(schema: Schema, trees: int, depth: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The questions of all trees, their thresholds and their answers for missing cells."""
     rng, columns = np.random.Generator(np.random.Philox(seed)), feature_slices(schema)
     count = trees * depth

@@ -42,10 +42,10 @@ def dcgan_generator(side: int, latent: int = 100, labels: int = 0, batch_norm: b
     """
     seed = _quarter(side)
     layers: list[nn.Module] = [
-        nn.Linear(latent + labels, 1024), *_normed(nn.BatchNorm1d(1024), batch_norm), nn.ReLU(),
-        nn.Linear(1024, 128 * seed * seed), *_normed(nn.BatchNorm1d(128 * seed * seed), batch_norm), nn.ReLU(),
+        nn.Linear(latent + labels, 1024), *_norm_layers(nn.BatchNorm1d(1024), batch_norm), nn.ReLU(),
+        nn.Linear(1024, 128 * seed * seed), *_norm_layers(nn.BatchNorm1d(128 * seed * seed), batch_norm), nn.ReLU(),
         nn.Unflatten(1, (128, seed, seed)),
-        nn.ConvTranspose2d(128, 64, 4, 2, 1), *_normed(nn.BatchNorm2d(64), batch_norm), nn.ReLU(),
+        nn.ConvTranspose2d(128, 64, 4, 2, 1), *_norm_layers(nn.BatchNorm2d(64), batch_norm), nn.ReLU(),
         nn.ConvTranspose2d(64, 1, 4, 2, 1), nn.Sigmoid(), nn.Flatten(),
     ]  # fmt: skip
     return Generator(nn.Sequential(*layers), labels)
@@ -67,7 +67,7 @@ def picture_critic(side: int, labels: int = 0, outputs: int = 1, batch_norm: boo
     return nn.Sequential(
         Planes(side, side, labels),
         nn.Conv2d(1 + labels, 64, 4, 2, 1), nn.LeakyReLU(_SLOPE),
-        nn.Conv2d(64, 128, 4, 2, 1), *_normed(nn.BatchNorm2d(128), batch_norm), nn.LeakyReLU(_SLOPE),
+        nn.Conv2d(64, 128, 4, 2, 1), *_norm_layers(nn.BatchNorm2d(128), batch_norm), nn.LeakyReLU(_SLOPE),
         nn.Flatten(), nn.Linear(128 * quarter * quarter, 1024), nn.LeakyReLU(_SLOPE), nn.Linear(1024, outputs),
     )  # fmt: skip
 
@@ -93,7 +93,7 @@ def codes_critic(columns: int, outputs: int = 1) -> nn.Sequential:
     )  # fmt: skip
 
 
-def _normed(layer: nn.Module, batch_norm: bool) -> list[nn.Module]:
+def _norm_layers(layer: nn.Module, batch_norm: bool) -> list[nn.Module]:
     return [layer] if batch_norm else []
 
 

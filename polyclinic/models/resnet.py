@@ -82,12 +82,17 @@ def tabular_resnet(
         raise ValueError(f"blocks and embedding must be 1 or more, not {blocks} and {embedding}")
     embedded, width, inner = Embedded(features, schema, embedding), widths[0], [*widths, 2 * widths[0]][1]
 
-    def dropped() -> list[nn.Module]:
+    def dropout_layers() -> list[nn.Module]:
         return [nn.Dropout(dropout)] if dropout else []
 
     stack = [
         Residual(
-            nn.LayerNorm(width), nn.Linear(width, inner), nn.ReLU(), *dropped(), nn.Linear(inner, width), *dropped()
+            nn.LayerNorm(width),
+            nn.Linear(width, inner),
+            nn.ReLU(),
+            *dropout_layers(),
+            nn.Linear(inner, width),
+            *dropout_layers(),
         )
         for _ in range(blocks)
     ]

@@ -56,7 +56,7 @@ def initialise(build: Callable[[], nn.Module], seed: int) -> dict[str, Tensor]:
         return {name: value.detach().clone() for name, value in build().state_dict().items()}
 
 
-def filled(build: Callable[[], nn.Module], arrays: Mapping[str, np.ndarray]) -> nn.Module:
+def fill_module(build: Callable[[], nn.Module], arrays: Mapping[str, np.ndarray]) -> nn.Module:
     """A new module with ``arrays`` in it; global random state is left as it was.
 
     Raises ValueError where names or shapes differ.

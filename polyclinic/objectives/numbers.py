@@ -48,18 +48,18 @@ class Number(Objective):
         return (centre + spread * outputs).clamp(*(self.number().bounds or (None, None)))
 
     def outputs_of(self, predictions: Tensor) -> Tensor:
-        return self._scaled(predictions)
+        return self._scale(predictions)
 
     def constant(self, labels: Labels) -> Floats:
         return np.array([labels.mean()])
 
-    def _scaled(self, labels: Tensor) -> Tensor:
+    def _scale(self, labels: Tensor) -> Tensor:
         centre, spread = public_scale(self.number())
         return (labels - centre) / spread
 
-    def _missed(self, outputs: Tensor, labels: Tensor) -> Tensor:
+    def _residuals(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """(..., O) by how much the label is above each output."""
-        return self._scaled(labels)[..., None] - outputs
+        return self._scale(labels)[..., None] - outputs
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Squared(Number):
     name: ClassVar[str] = "squared"
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._missed(outputs, labels)[..., 0].square() / 8
+        return self._residuals(outputs, labels)[..., 0].square() / 8
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Huber(Number):
         return np.array([np.median(labels)])  # near the loss's own centre, and robust as it is
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        missed = self._missed(outputs, labels)[..., 0]
+        missed = self._residuals(outputs, labels)[..., 0]
         return functional.huber_loss(missed, torch.zeros_like(missed), reduction="none", delta=self.threshold) / 4
 
 
@@ -140,7 +140,7 @@ class Quantile(Number):
         return tuple(f"{self.number().name} at {level:g}" for level in self.at)
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        missed, level = self._missed(outputs, labels), outputs.new_tensor(self.at)
+        missed, level = self._residuals(outputs, labels), outputs.new_tensor(self.at)
         return torch.maximum(level * missed, (level - 1) * missed).mean(-1)
 
     def constant(self, labels: Labels) -> Floats:

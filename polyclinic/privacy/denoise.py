@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 Vector = TypeVar("Vector", Reals, "Tensor")
 
 
-def filtered(estimate: Vector, released: Vector, gain: float, carried: Vector | float = 0.0) -> Vector:
+def next_estimate(estimate: Vector, released: Vector, gain: float, carried: Vector | float = 0.0) -> Vector:
     """The next estimate: (1 - gain) (estimate + carried) + gain released. The first estimate is the first release.
 
     Args:
@@ -35,7 +35,7 @@ def filtered(estimate: Vector, released: Vector, gain: float, carried: Vector | 
 
     Examples:
         >>> import numpy as np
-        >>> filtered(estimate=np.array([1.0, 0.0]), released=np.array([3.0, 1.0]), gain=0.5).tolist()
+        >>> next_estimate(estimate=np.array([1.0, 0.0]), released=np.array([3.0, 1.0]), gain=0.5).tolist()
         [2.0, 0.5]
     """
     _check_gain(gain)

@@ -32,7 +32,7 @@ class ApproximateDpEvent(DpEvent):  # type: ignore[misc]
     """Any mechanism that is (epsilon, delta)-differentially private for one patient added or removed.
 
     Examples:
-        >>> merged(dpa.SelfComposedDpEvent(ApproximateDpEvent(epsilon=0.5, delta=1e-6), 3))
+        >>> merge_events(dpa.SelfComposedDpEvent(ApproximateDpEvent(epsilon=0.5, delta=1e-6), 3))
         ((ApproximateDpEvent(epsilon=0.5, delta=1e-06), 3),)
     """
 
@@ -61,7 +61,7 @@ class SelectionDpEvent(DpEvent):  # type: ignore[misc]
 
     Examples:
         >>> best_of_five = SelectionDpEvent(dpa.GaussianDpEvent(8.0), mean=5.0, shape="geometric")
-        >>> merged(best_of_five)[0][0].mean
+        >>> merge_events(best_of_five)[0][0].mean
         5.0
     """
 
@@ -155,7 +155,7 @@ def approximate_event(epsilon: float, delta: float) -> DpEvent:
             ...
         polyclinic.errors.ConfigError: delta of a privacy event must lie in [0, 1] and be finite, got 2.0.
     """
-    return _checked(ApproximateDpEvent(epsilon, delta))
+    return _check(ApproximateDpEvent(epsilon, delta))
 
 
 def discrete_gaussian_event(noise_multiplier: float, sensitivity: int = 1) -> DpEvent:
@@ -172,7 +172,7 @@ def discrete_gaussian_event(noise_multiplier: float, sensitivity: int = 1) -> Dp
     """
     if noise_multiplier == 0:
         raise ConfigError(f"noise_multiplier must be positive and finite, got {noise_multiplier}.")
-    return _checked(DiscreteGaussianDpEvent(noise_multiplier, sensitivity))
+    return _check(DiscreteGaussianDpEvent(noise_multiplier, sensitivity))
 
 
 def zcdp_event(rho: float) -> DpEvent:
@@ -186,7 +186,7 @@ def zcdp_event(rho: float) -> DpEvent:
         >>> round(epsilon(zcdp_event(0.1), delta=1e-5), 2)
         1.91
     """
-    return _checked(dpa.ZCDpEvent(rho))
+    return _check(dpa.ZCDpEvent(rho))
 
 
 def without_replacement_event(patients: int, sample: int, noise_multiplier: float) -> DpEvent:
@@ -205,7 +205,7 @@ def without_replacement_event(patients: int, sample: int, noise_multiplier: floa
         >>> round(epsilon(without_replacement_event(1000, sample=100, noise_multiplier=2.0), 1e-5, accountant="rdp"), 2)
         2.13
     """
-    return _checked(dpa.SampledWithoutReplacementDpEvent(patients, sample, gaussian_event(noise_multiplier)))
+    return _check(dpa.SampledWithoutReplacementDpEvent(patients, sample, gaussian_event(noise_multiplier)))
 
 
 def selection_event(event: DpEvent, mean: float, shape: Shape) -> DpEvent:
@@ -227,22 +227,22 @@ def selection_event(event: DpEvent, mean: float, shape: Shape) -> DpEvent:
         >>> round(epsilon(run, 1e-5), 2), round(epsilon(selection_event(run, mean=10, shape="geometric"), 1e-5), 2)
         (0.43, 1.07)
     """
-    return _checked(SelectionDpEvent(event, mean, shape))
+    return _check(SelectionDpEvent(event, mean, shape))
 
 
-def _checked(event: DpEvent) -> DpEvent:
-    merged(event)
+def _check(event: DpEvent) -> DpEvent:
+    merge_events(event)
     return event
 
 
-def merged(event: DpEvent) -> Composition:
+def merge_events(event: DpEvent) -> Composition:
     """The composition as distinct (event, count) pairs in a fixed order; equal spending has an equal form.
 
     All Gaussians become one, which is exact: precisions add. Anything without noise becomes ``NonPrivateDpEvent``.
     Raises ConfigError for an event that the accountants here cannot vouch for.
 
     Examples:
-        >>> merged(dpa.ComposedDpEvent([gaussian_event(2.0, count=4), pure_event(0.5), pure_event(0.5)]))
+        >>> merge_events(dpa.ComposedDpEvent([gaussian_event(2.0, count=4), pure_event(0.5), pure_event(0.5)]))
         ((GaussianDpEvent(noise_multiplier=1.0), 1), (ApproximateDpEvent(epsilon=0.5, delta=0.0), 2))
     """
     counts: Counter[DpEvent] = Counter()
@@ -302,7 +302,7 @@ def _collect(event: DpEvent, count: int, counts: Counter[DpEvent]) -> None:
                     f"shape must be one of {', '.join(SHAPES)}, got {event.shape!r}.{nearest(str(event.shape), SHAPES)}"
                 )
             _within("mean", event.mean, 1, math.inf)
-            run = merged(event.event)
+            run = merge_events(event.event)
             if any(isinstance(part, dpa.NonPrivateDpEvent) for part, _ in run):
                 counts[dpa.NonPrivateDpEvent()] += count
             elif any(isinstance(part, ApproximateDpEvent) and part.delta for part, _ in run):
@@ -348,7 +348,7 @@ def event_from_json(value: dict[str, Any]) -> DpEvent:
         polyclinic.errors.ConfigError: The privacy event GaussianDpEvent has the fields sigma, but needs noise_multiplier.
     """
     event = _from_json(value)
-    merged(event)  # refuses impossible numbers
+    merge_events(event)  # refuses impossible numbers
     return event
 
 

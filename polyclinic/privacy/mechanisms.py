@@ -136,7 +136,7 @@ def gaussian(noise_multiplier: float, sensitivity: int = FINE) -> Additive:
     """Gaussian noise of deviation ``noise_multiplier * sensitivity`` on a grid so fine that it costs what continuous noise does.
 
     A continuous Gaussian, rounded, is as near as 1 / (40 scale^2) < 2^-45 in total variation. The multiplier for an epsilon
-    comes from ``calibrated``, which is right for any epsilon. The rule sqrt(2 ln(1.25 / delta)) / epsilon gives too little
+    comes from ``calibrate``, which is right for any epsilon. The rule sqrt(2 ln(1.25 / delta)) / epsilon gives too little
     noise for large ones, and too much for small ones (Balle and Wang 2018).
 
     sensitivity: the most by which one patient added or removed changes the numbers in L2.
@@ -349,7 +349,7 @@ def _check_epsilon(value: float) -> None:
         raise ConfigError(f"epsilon must be positive and finite, got {value}.")
 
 
-def calibrated(
+def calibrate(
     make: Callable[[float], M],
     target_epsilon: float,
     delta: float,
@@ -371,7 +371,7 @@ def calibrated(
         ConfigError: for an impossible target, or an event that has no epsilon under the relation.
 
     Examples:
-        >>> mechanism = calibrated(gaussian, target_epsilon=1.0, delta=1e-5)
+        >>> mechanism = calibrate(gaussian, target_epsilon=1.0, delta=1e-5)
         >>> round(mechanism.event.noise_multiplier, 2)
         3.73
     """

@@ -130,12 +130,12 @@ def generator(seed: int, *key: str | int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=int.from_bytes(_digest(seed, key), "little")))
 
 
-def taken(stream: Stream, words: int) -> tuple[int, int] | None:
+def take_words(stream: Stream, words: int) -> tuple[int, int] | None:
     """The key of a keyed stream and which of its words is next, for who draws the next ``words`` without it; None of another.
 
     Examples:
         >>> stream = keyed_stream(0, "north")
-        >>> [word for _, word in (taken(stream, 10), taken(stream, 10))], taken(system_stream(), 10)
+        >>> [word for _, word in (take_words(stream, 10), take_words(stream, 10))], take_words(system_stream(), 10)
         ([0, 10], None)
     """
     if not isinstance(stream, _Keyed):

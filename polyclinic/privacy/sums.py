@@ -43,7 +43,7 @@ def clipped_total(
     Raises:
         ValueError: for vectors of another size.
     """
-    return _total(contributions, size, rows, patient, patients, (name, apart, _clipped))
+    return _total(contributions, size, rows, patient, patients, (name, apart, _clip))
 
 
 def exact_total(
@@ -92,7 +92,7 @@ def _total(
     return total
 
 
-def _clipped(vectors: Floats) -> Floats:
+def _clip(vectors: Floats) -> Floats:
     vectors = np.where(np.isfinite(vectors).all(axis=1, keepdims=True), vectors, 0.0)
     largest = np.abs(vectors).max(axis=1, initial=0.0, keepdims=True)
     # By the largest entry first: the square of a large number is infinite.

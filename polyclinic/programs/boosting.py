@@ -72,7 +72,7 @@ class Boosting(ModelSums):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> ShapesTask:
         task = ShapesTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def notes(self, state: State, scored: bool) -> list[str]:
         return [_MODELS[self.config.model][-1]]

@@ -22,7 +22,7 @@ from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
 from polyclinic.programs.synthetic import Synthetic, made
 from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.games.generator import Play, generator_steps, penalised
+from polyclinic.synthesis.games.generator import Play, generator_steps, penalise
 from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.games.synthesizer import GeneratedRows
 from polyclinic.synthesis.layout import Layout
@@ -103,7 +103,7 @@ class Games(Synthetic):
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> GameTask:
         layout = self.layout(schema)
         task = GameTask(self.game(layout), layout, clips=not self.config.secure.shared_noise)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> Half:
         config, layout = self.config, self.layout(schema)
@@ -208,7 +208,7 @@ class GameHalf(Half):
             critic = {name: value - value.dtype.type(self.decay) * sent[name] for name, value in critic.items()}
         critic = game.clipped(critic)
         made = GeneratorState.from_flat(state["generator"])
-        critic = penalised(self.play, critic, made, number, self.rate)
+        critic = penalise(self.play, critic, made, number, self.rate)
         steps, made = due(game, made, self.critic_steps)
         made = generator_steps(self.play, critic, made, steps, number)
         if made.diverged:

@@ -52,7 +52,7 @@ class NewtonSteps(ModelSums):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> NewtonTask:
         task = NewtonTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def notes(self, state: State, scored: bool) -> list[str]:
         scale = {

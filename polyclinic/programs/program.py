@@ -17,7 +17,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import strategy_named
-from polyclinic.privacy.events import merged
+from polyclinic.privacy.events import merge_events
 from polyclinic.training import pooled
 from polyclinic.training.local import PLAIN, LocalHalf
 from polyclinic.training.preparation import PatientSums
@@ -279,7 +279,7 @@ class Program(ABC):
         """
         self.check_local_half(settings)
         event = pooled.price(settings) if self.config.secure.shared_noise else self.plain_price(settings, begun)
-        if not begun and not merged(event):
+        if not begun and not merge_events(event):
             raise ConfigError(
                 f"The task {self.config.task!r} states an event that costs nothing, which no look at records does."
             )

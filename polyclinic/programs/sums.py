@@ -102,7 +102,7 @@ class Sums(Program):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> SumsTask:
         task = SumsTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def first(self, schema: Schema, classes: Sequence[float] = ()) -> Arrays:
         """Nothing: hospitals are sent the half's question alone."""

@@ -22,7 +22,7 @@ from polyclinic.programs.program import Half, Program, State
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import class_frequencies
 from polyclinic.synthesis.synthesizer import Synthesizer, unsure
-from polyclinic.training.synthesis import judged
+from polyclinic.training.synthesis import site_probabilities
 from polyclinic.types import Arrays
 
 
@@ -62,7 +62,7 @@ class Synthetic(Program):
         return judge(synthesizer, self.config.synthesis.rows, self.config.seed) if synthesizer else None
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
-        return judged(arrays, rows)
+        return site_probabilities(arrays, rows)
 
     def check_evaluated(self, schema: Schema, arrays: Arrays, private: bool) -> None:
         """Nothing is refused: a linear classifier scores every patient apart.

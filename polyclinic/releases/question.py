@@ -21,7 +21,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.privacy_text import composition
 from polyclinic.privacy.accounting import Accountant, Relation, epsilon
 from polyclinic.privacy.ledger.file import finite
-from polyclinic.privacy.mechanisms import M, calibrated, gaussian
+from polyclinic.privacy.mechanisms import M, calibrate, gaussian
 from polyclinic.privacy.streams import Stream
 from polyclinic.types import Arrays, Ints, Reals
 
@@ -58,7 +58,7 @@ class Pricing:
         Raises:
             ConfigError: for an impossible target, or an event that has no epsilon under the relation.
         """
-        return calibrated(make, target, self.delta, self.accountant, self.relation, least)
+        return calibrate(make, target, self.delta, self.accountant, self.relation, least)
 
 
 class Plan(Protocol):

@@ -28,7 +28,7 @@ from polyclinic.plugins import TABLES
 from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import read_imputer
-from polyclinic.training.preparation import filled, standardised
+from polyclinic.training.preparation import fill_cells, standardise
 from polyclinic.types import Floats, Ints, Labels
 
 
@@ -107,12 +107,12 @@ def predict(
     strange = _without_strangers(records, schema)
     encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
-    x = filled(encoded.x, schema, config.data.imputation, imputer)
+    x = fill_cells(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
     rows = Rows(x, made_up_labels(objective.labels, len(x)), np.arange(len(x)), len(x))
     scores = np.full((len(records), len(objective.columns)), np.nan)
     if len(places):
-        (scores[places],) = program.scores(schema, run.arrays(), [standardised(rows, run.standardiser())])
+        (scores[places],) = program.scores(schema, run.arrays(), [standardise(rows, run.standardiser())])
     named = usual_name(list(map(str, table.columns)), [schema.patient_id.name] if schema.patient_id else [])
     patient = np.arange(len(records)) if of_visits or named not in table else pd.factorize(table[named])[0]
     return Predicted(

@@ -18,7 +18,7 @@ from polyclinic.programs import program_of
 from polyclinic.runs.folder import Run
 from polyclinic.runs.predicting import Predicted
 from polyclinic.runs.simulation import read_imputer
-from polyclinic.training.preparation import filled, standardised
+from polyclinic.training.preparation import fill_cells, standardise
 from polyclinic.types import Floats
 
 # So many points of a number are looked at, beside its bins' edges.
@@ -91,12 +91,10 @@ def contributions(run: Run, predicted: Predicted) -> pd.DataFrame:
     model, schema, config = _additive(run), run.schema(), run.config()
     objective = program_of(config).objective(schema)
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
-    x = filled(predicted.encoded.x, schema, config.data.imputation, imputer)
+    x = fill_cells(predicted.encoded.x, schema, config.data.imputation, imputer)
     rows = Rows(x, np.zeros(len(x)), np.arange(len(x)), len(x))
     with torch.no_grad():
-        each = model.contributions(
-            torch.from_numpy(standardised(rows, run.standardiser()).x.astype(np.float32))
-        ).numpy()
+        each = model.contributions(torch.from_numpy(standardise(rows, run.standardiser()).x.astype(np.float32))).numpy()
     starts = [at.start for _, at in feature_slices(schema)]
     by_column = np.add.reduceat(each, starts, axis=1) if len(each) else np.zeros((0, len(starts), each.shape[2]))
     begin = _by_output(model.intercept.detach().numpy()[None], objective)

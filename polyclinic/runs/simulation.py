@@ -17,7 +17,7 @@ from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import TABLES, dataset_of, dealer_named
 from polyclinic.privacy.accounting import usual_delta
-from polyclinic.training.preparation import imputed, standardised
+from polyclinic.training.preparation import impute, standardise
 
 if TYPE_CHECKING:
     from polyclinic.runs.folder import Run
@@ -55,8 +55,8 @@ class Simulation:
         """A hospital's training and held-out rows, imputed and standardised."""
         data = self.config.data
         imputer = read_imputer(data.imputer_file) if data.imputation == "chained" else None
-        train, test = imputed(self.shards[site], data.imputation, imputer, self.config.seed)
-        return standardised(train, self.scale), standardised(test, self.scale)
+        train, test = impute(self.shards[site], data.imputation, imputer, self.config.seed)
+        return standardise(train, self.scale), standardise(test, self.scale)
 
 
 @dataclass(frozen=True)

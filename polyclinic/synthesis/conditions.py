@@ -42,7 +42,7 @@ class Condition:
 
     def holds(self, layout: Layout, z: Floats) -> Bools:
         """(rows,) whether each record that ``z`` decodes to meets it."""
-        x, labels = layout.encoded(z)
+        x, labels = layout.features_and_labels(z)
         if self.column == HOSPITAL and layout.hospitals > 1:
             return np.asarray(layout.labels(z) % layout.hospitals == self.number)
         if self.column == layout.schema.label.name:

@@ -188,7 +188,7 @@ class Layout:
         blocks[np.arange(len(z)), self.labels(z)] = vectors
         return blocks.reshape(len(z), self.classes * vectors.shape[1])
 
-    def encoded(self, z: Floats) -> tuple[Floats, Ints]:
+    def features_and_labels(self, z: Floats) -> tuple[Floats, Ints]:
         """(n, F) encoded features as a hospital would have them of the decoded records, and (n,) labels."""
         x = np.asarray(z[:, : self.features], dtype=np.float64) * self.std + self.mean
         absent = np.zeros_like(x, dtype=bool)
@@ -207,7 +207,7 @@ class Layout:
             )
         if not np.isfinite(z).all():
             raise DataError("Generated rows hold numbers that are not finite: the generator has diverged.")
-        x, y = self.encoded(np.asarray(z, dtype=np.float64))
+        x, y = self.features_and_labels(np.asarray(z, dtype=np.float64))
         records = decode(x, self.schema)
         label = self.schema.label
         records[label.name] = np.array(label.categories, dtype=object)[y] if label.categories else y

@@ -67,17 +67,17 @@ def unsure(synthesizer: Synthesizer | None) -> Unsure | None:
     return cast(Unsure, synthesizer) if getattr(synthesizer, "together", ()) else None
 
 
-def described(synthesizer: Synthesizer) -> dict[str, Any]:
+def describe(synthesizer: Synthesizer) -> dict[str, Any]:
     """What a file says of it: its ``kind``, its class as ``package.module:Class`` by which it is read again, and ``options``."""
     return {"kind": f"{type(synthesizer).__module__}:{type(synthesizer).__name__}", "options": synthesizer.options()}
 
 
 def made_again(layout: Layout, description: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> Synthesizer:
-    """The synthesizer of ``described`` and its arrays. Its class is imported by name, which is code.
+    """The synthesizer of ``describe`` and its arrays. Its class is imported by name, which is code.
 
     Args:
         layout: The layout of the rows.
-        description: What ``described`` gave: ``kind`` and ``options``.
+        description: What ``describe`` gave: ``kind`` and ``options``.
         arrays: The arrays by name.
     """
     module, _, name = str(description["kind"]).partition(":")
@@ -88,7 +88,7 @@ def made_again(layout: Layout, description: Mapping[str, Any], arrays: Mapping[s
 def save(synthesizer: Synthesizer, path: Path) -> None:
     """Write ``synthesizer`` whole, or leave what was there."""
     # One entry, for the file has several in any order.
-    meta = {_META: json.dumps(described(synthesizer))}
+    meta = {_META: json.dumps(describe(synthesizer))}
     arrays = {name: np.array(value, order="C") for name, value in synthesizer.arrays().items()}
     write_file(path, lambda aside: save_file(arrays, aside, meta))
 

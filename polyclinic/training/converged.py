@@ -56,11 +56,11 @@ def fit(task: Task, build: Builder, first: Arrays, rows: Rows, seed: int) -> Arr
         for name, value in module.named_parameters()
     }
     if len(module.state_dict()) == len(strengths) and sum(map(bool, strengths.values())) == 1:
-        return _minimised(task, build, first, strengths, rows)
+        return _minimise(task, build, first, strengths, rows)
     return _stopped_early(task, build, first, rows, seed)
 
 
-def _minimised(task: Task, build: Builder, first: Arrays, strengths: dict[str, float], rows: Rows) -> Arrays:
+def _minimise(task: Task, build: Builder, first: Arrays, strengths: dict[str, float], rows: Rows) -> Arrays:
     """By L-BFGS, with so strong a penalty of each array's squared length."""
     sizes = np.cumsum([first[name].size for name in strengths])[:-1]
     strength = np.concatenate([np.full(first[name].size, value) for name, value in strengths.items()])

@@ -71,9 +71,9 @@ class DensityTask(Judged):
             work: Each site's part.
             settings: The settings of the round, whose loss is replaced.
         """
-        return classification.train(build, arrays, self.shown(build, arrays, work), replace(settings, loss=DENSITY))
+        return classification.train(build, arrays, self.show_rows(build, arrays, work), replace(settings, loss=DENSITY))
 
-    def shown(self, build: Builder, arrays: Arrays, work: Sequence[SiteWork]) -> list[SiteWork]:
+    def show_rows(self, build: Builder, arrays: Arrays, work: Sequence[SiteWork]) -> list[SiteWork]:
         """The sites with rows as the flow sees them.
 
         Args:
@@ -120,5 +120,5 @@ def spread(recipe: Recipe, rows: Rows, rng: np.random.Generator, hospital: int =
         hospital: The number of the records' hospital, from 0.
         laws: What missing cells are drawn from, by class; the standard normal where there are none.
     """
-    v, _ = recipe.coordinates.drawn(recipe.layout.rows(rows.x, rows.y, hospital), rng, laws)
+    v, _ = recipe.coordinates.draw(recipe.layout.rows(rows.x, rows.y, hospital), rng, laws)
     return Rows(v, np.zeros(len(v), dtype=np.int64), rows.patient, rows.patients)

@@ -67,7 +67,7 @@ class PosteriorSums:
 
     def question(self, round: int, state: Arrays) -> Arrays:
         """What the method asks of the state."""
-        return self.method.question(self._begun(state))
+        return self.method.question(self._full_state(state))
 
     def size(self, round: int, question: Arrays) -> int:
         """Numbers of a sum, in all rounds."""
@@ -101,11 +101,11 @@ class PosteriorSums:
             mean: (size,) noisy sum by the number of patients.
             noise: Standard deviation in each entry of ``mean``.
         """
-        return self.method.absorb(round, self._begun(state), mean, noise)
+        return self.method.absorb(round, self._full_state(state), mean, noise)
 
     def result(self, state: Arrays) -> dict[str, Any]:
         """The method's result as JSON. Raises DataError where there is no result."""
-        return self.method.posterior(self._begun(state)).as_json(self.method.likelihood.names)
+        return self.method.posterior(self._full_state(state)).as_json(self.method.likelihood.names)
 
     def prior(self) -> dict[str, dict[str, float]]:
         """Mean and standard deviation by parameter."""
@@ -122,7 +122,7 @@ class PosteriorSums:
             for name, place in zip(self.method.likelihood.columns, self.places, strict=True)
         }
 
-    def _begun(self, state: Arrays) -> Arrays:
+    def _full_state(self, state: Arrays) -> Arrays:
         return {**self.method.begin(1.0), **state}
 
 
@@ -148,7 +148,7 @@ def posterior_sums(
         raise ConfigError(
             f"Configuration key 'posterior.columns' has the value {text!r}, but the model has its own columns; leave the key out."
         )
-    likelihood = make(**({"columns": chosen(layout, text)} if named else {}), **options)
+    likelihood = make(**({"columns": choose_columns(layout, text)} if named else {}), **options)
     if not isinstance(likelihood, Likelihood):
         raise ConfigError("Configuration key 'model' names what makes no polyclinic Likelihood.")
     where = places(layout, likelihood.columns)
@@ -197,7 +197,7 @@ def places(layout: Layout, columns: Sequence[str]) -> Ints:
     return np.array([places_by_name[name] for name in columns], dtype=np.int64)
 
 
-def chosen(layout: Layout, text: str) -> tuple[str, ...]:
+def choose_columns(layout: Layout, text: str) -> tuple[str, ...]:
     """The columns that the configuration names, or all features and the label; a column of several numbers stands for them.
 
     Of a column of categories the first is the reference and left out: with all of them and an intercept, no one of them would

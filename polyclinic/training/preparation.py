@@ -77,7 +77,7 @@ class PatientSums:
 
 
 def check_imputation(imputation: str, schema: Schema, imputer: Imputer | None) -> None:
-    """Checks that the schema and the imputer have what ``imputed`` needs.
+    """Checks that the schema and the imputer have what ``impute`` needs.
 
     Args:
         imputation: How missing cells are filled.
@@ -97,7 +97,7 @@ def check_imputation(imputation: str, schema: Schema, imputer: Imputer | None) -
         imputer.check(schema)
 
 
-def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed: int = 0) -> tuple[Rows, Rows]:
+def impute(shard: Shard, imputation: str, imputer: Imputer | None = None, seed: int = 0) -> tuple[Rows, Rows]:
     """The training and the held-out rows with missing cells as ``imputation`` says; NaN stays where it means the mean.
 
     Every way but "mice" makes of a row what is a function of that row and of public or paid numbers. Way "mice" is
@@ -114,11 +114,11 @@ def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed:
         own, others = chained(train.x, schema, seed, [test.x])
         return replace(train, x=own), replace(test, x=others)
     if imputation in ("constant", "chained"):
-        train, test = (replace(rows, x=filled(rows.x, schema, imputation, imputer)) for rows in (train, test))
+        train, test = (replace(rows, x=fill_cells(rows.x, schema, imputation, imputer)) for rows in (train, test))
     return train, test
 
 
-def filled(x: Floats, schema: Schema, imputation: str, imputer: Imputer | None) -> Floats:
+def fill_cells(x: Floats, schema: Schema, imputation: str, imputer: Imputer | None) -> Floats:
     """(rows, features) encoded rows with missing cells as ``imputation`` says, of each row by itself; not "mice".
 
     Args:
@@ -132,7 +132,7 @@ def filled(x: Floats, schema: Schema, imputation: str, imputer: Imputer | None) 
     return imputer.fill(x, schema) if imputation == "chained" and imputer is not None else x
 
 
-def standardised(rows: Rows, by: Standardiser | None) -> Rows:
+def standardise(rows: Rows, by: Standardiser | None) -> Rows:
     """The rows with every numeric column centred and scaled; missing cells stay NaN."""
     if by is None:
         return rows

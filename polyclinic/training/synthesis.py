@@ -41,7 +41,7 @@ ROUND = "round"
 LEAST = 3
 
 
-def judged(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
+def site_probabilities(arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:
     """Each site's (rows, classes) probabilities under the logistic regression ``arrays``, of which no module is built: that takes
     longer than what it computes. Raises ConfigError for arrays that are none of it."""
     classes, features = arrays["0.weight"].shape
@@ -62,7 +62,7 @@ class Judged:
             arrays: The regression's arrays.
             rows: Each site's rows.
         """
-        return judged(arrays, rows)
+        return site_probabilities(arrays, rows)
 
 
 def sum_event(settings: TrainSettings) -> DpEvent:
@@ -79,7 +79,7 @@ class SumsTask(Judged):
     question: Mapping[str, np.ndarray] = field(default_factory=dict)
     name: str = "synthesis"
 
-    def asked(self, question: Mapping[str, np.ndarray]) -> Self:
+    def with_question(self, question: Mapping[str, np.ndarray]) -> Self:
         """The task of a round with this question. Raises ConfigError, before anything is charged, for one that no sum
         follows from."""
         task = replace(self, question=question)
@@ -233,7 +233,7 @@ class GameTask(Judged):
     clips: bool = True
     name: str = "synthesis"
 
-    def asked(self, question: Mapping[str, np.ndarray]) -> GameTask:
+    def with_question(self, question: Mapping[str, np.ndarray]) -> GameTask:
         """The task of a round with this generator. Raises ConfigError, before anything is charged, for one that generates
         nothing here."""
         task = replace(self, question={name: value for name, value in question.items() if name != ROUND})

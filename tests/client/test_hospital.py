@@ -435,7 +435,7 @@ def test_a_small_message_makes_no_hospital_build_a_huge_model(tmp_path: Path, ki
     reply = app(message(request, kind, model()), context(hospital, config))
     said = str(reply.content[RECORD]["refusal"]) if reply.has_content() else str(reply.error.reason)
     assert "above the policy's most-parameters 1000" in said
-    assert not (tmp_path / "home" / "ledger.sqlite").exists() or not ledger(hospital).recorded().rows
+    assert not (tmp_path / "home" / "ledger.sqlite").exists() or not ledger(hospital).read_site().rows
 
 
 class Planted:

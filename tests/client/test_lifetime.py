@@ -15,7 +15,7 @@ from flwr.app import Message
 import polyclinic
 from polyclinic.client.app import app
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.ledger.statements import detailed, statements
+from polyclinic.privacy.ledger.statements import statements, with_details
 from polyclinic.privacy.ledger.terms import epsilon_of, flat, from_text
 from polyclinic.privacy.ledger.verify import verify_all
 from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, EvaluateRequest
@@ -57,7 +57,7 @@ def test_a_budget_is_for_life_and_a_statement_tells_its_runs_apart(tmp_path: Pat
     done = [trained(train(hospital, 3, run=run, round=number)) for run in names for number in (1, 2, 3)]
     assert done == [True] * 3 * runs + [False] * 3 * (3 - runs)
     assert epsilon(dpsgd_event(0.2, 1.2, 9 * runs), 1e-3) * (1 - 1e-9) <= ledger(hospital).spent() <= budget
-    statement = detailed(statements([ledger(hospital)])[0])
+    statement = with_details(statements([ledger(hospital)])[0])
     assert [run["run"] for run in statement["runs"]] == names[:runs]
     assert all(run["charges"] == 3 for run in statement["runs"])
     assert statement["runs"][0]["epsilon"] == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
@@ -158,7 +158,7 @@ def test_metrics_that_leave_are_in_the_statement_and_outside_epsilon(tmp_path: P
     spent = ledger(hospital).spent()
     for number in (1, 2):
         assert "auroc" in evaluate(hospital, round=number).content["metrics"]
-    told = detailed(statements([ledger(hospital)])[0])
+    told = with_details(statements([ledger(hospital)])[0])
     assert told["epsilon"] == spent
     assert told["outside"] == [{"run": "r", "purpose": "held-out metrics", "times": 2}]
     assert json.dumps(told, allow_nan=False) and verify_all(ledger(hospital).path)[0]["intact"]
@@ -168,5 +168,5 @@ def test_a_hospital_that_releases_no_metrics_has_none_in_its_statement(tmp_path:
     hospital = make_hospital(tmp_path, LIFE)
     train(hospital)
     evaluate(hospital)
-    assert detailed(statements([ledger(hospital)])[0])["outside"] == []
+    assert with_details(statements([ledger(hospital)])[0])["outside"] == []
     assert len(ledger(hospital).events()) == 1

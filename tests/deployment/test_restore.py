@@ -46,7 +46,7 @@ def charge(home: Path, number: int) -> None:
 
 
 def rounds(home: Path) -> list[int]:
-    return [int(row.round) for row in Ledger.read(home / "ledger.sqlite").recorded().rows]
+    return [int(row.round) for row in Ledger.read(home / "ledger.sqlite").read_site().rows]
 
 
 def copied(hospital: Path, name: str) -> Path:

@@ -41,11 +41,11 @@ def test_a_bounded_count_has_a_score_of_mean_zero_and_of_the_variance_that_it_st
     counts = np.arange(0.0, 400.0)
     chance = stats.poisson.pmf(counts, mean)
     eta = np.full_like(counts, np.log(mean))
-    score, weight, *_ = Poisson().bounded(counts, eta, 0.0)
+    score, weight, *_ = Poisson().score_and_weight(counts, eta, 0.0)
     assert chance @ score == pytest.approx(0.0, abs=1e-10) and chance @ score**2 == pytest.approx(weight[0], rel=1e-6)
     # Nearly as much as the unbounded score says, and never more.
     assert 0.85 * mean < weight[0] <= mean * (1 + 1e-9)
-    longest = max(np.abs(Poisson().bounded(y, eta, 0.0)[0]).max() for y in Poisson().extremes(eta, 0.0))
+    longest = max(np.abs(Poisson().score_and_weight(y, eta, 0.0)[0]).max() for y in Poisson().extremes(eta, 0.0))
     assert np.abs(score).max() <= longest * (1 + 1e-12)
 
 
@@ -53,7 +53,7 @@ def test_a_bounded_residual_has_scores_of_mean_zero_for_mean_and_deviation() -> 
     family, spread = Linear(), 0.4
     y = np.linspace(-12, 12, 200_001) * np.exp(spread)
     chance = stats.norm.pdf(y, 0, np.exp(spread)) * (y[1] - y[0])
-    score, weight, own, own_weight = family.bounded(y, np.zeros_like(y), spread)
+    score, weight, own, own_weight = family.score_and_weight(y, np.zeros_like(y), spread)
     for value, stated in ((score, weight), (own, own_weight)):
         assert chance @ value == pytest.approx(0.0, abs=1e-6) and chance @ value**2 == pytest.approx(
             stated[0], rel=1e-5
@@ -65,4 +65,4 @@ def test_a_bounded_residual_has_scores_of_mean_zero_for_mean_and_deviation() -> 
 @pytest.mark.parametrize("family", [Linear(), Logistic(), Poisson()], ids=lambda family: family.name)
 def test_bounded_scores_are_finite_for_any_outcome_and_predictor(family: PrivateFamily) -> None:
     y, eta = np.array([0.0, 1e12, 1.0, -1e12]), np.array([-1e3, 1e3, 0.0, 40.0])
-    assert np.isfinite(family.bounded(y, eta, 0.0)).all()
+    assert np.isfinite(family.score_and_weight(y, eta, 0.0)).all()

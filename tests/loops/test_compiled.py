@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from polyclinic.loops import compiled
+from polyclinic.loops import compile_loop
 
 
 def test_loops_are_compiled_where_no_folder_can_keep_them() -> None:
@@ -12,5 +12,5 @@ def test_loops_are_compiled_where_no_folder_can_keep_them() -> None:
     names: dict[str, object] = {}
     exec("def double(values):\n    for i in range(len(values)):\n        values[i] *= factor", names)
     values = np.arange(3.0)
-    compiled(names["double"], "void(float64[::1])", {"factor": 2.0})(values)  # type: ignore[arg-type]
+    compile_loop(names["double"], "void(float64[::1])", {"factor": 2.0})(values)  # type: ignore[arg-type]
     assert values.tolist() == [0, 2, 4]

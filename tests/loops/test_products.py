@@ -10,7 +10,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from polyclinic.loops import compiled, products
+from polyclinic.loops import compile_loop, products
 
 # Of no file, so that numba keeps neither width for the other.
 LOOP = """def loop(a, row, step, b, c, at, rows, depth, columns):
@@ -22,7 +22,7 @@ def product(lanes: int) -> Callable[..., Any]:
     names: dict[str, Any] = {}
     exec(LOOP, names)
     kinds = "float32[::1], int64, int64, float32[::1], float32[::1], int64, int64, int64, int64"
-    return compiled(names["loop"], f"void({kinds})", {"times": products.product(lanes)})
+    return compile_loop(names["loop"], f"void({kinds})", {"times": products.product(lanes)})
 
 
 @given(st.integers(1, 9), st.integers(0, 40), st.integers(1, 9), st.booleans(), st.integers(0, 2**32 - 1))
@@ -44,4 +44,4 @@ def test_products_are_those_of_numpy_in_registers_of_any_width(
 
 
 def test_rows_are_padded_to_whole_vectors() -> None:
-    assert [products.padded(size) for size in (0, 1, 16, 17)] == [0, 16, 16, 32]
+    assert [products.padded_size(size) for size in (0, 1, 16, 17)] == [0, 16, 16, 32]

@@ -61,7 +61,7 @@ def test_the_density_is_of_what_is_drawn(kind: str) -> None:
     made = jumbled(kind)
     base = torch.randn(6, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     context = torch.eye(2, dtype=torch.float64)[[0, 1, 0, 1, 0, 1]]
-    x = made.drawn(base, context)
+    x = made.draw(base, context)
 
     def there(row: Tensor, given: Tensor) -> Tensor:
         for step in made.steps:
@@ -105,7 +105,7 @@ def test_without_layers_it_is_a_normal_law_of_each_context() -> None:
     deviations = []
     for context in torch.eye(2, dtype=torch.float64):
         base = torch.cat([torch.zeros(1, 4), torch.eye(4)]).double()
-        points = made.drawn(base, context.expand(5, 2))
+        points = made.draw(base, context.expand(5, 2))
         mean, root = points[0], (points[1:] - points[0]).T
         deviations.append(root.diagonal())
         rows = torch.randn(6, 4, dtype=torch.float64, generator=draws)
@@ -155,9 +155,9 @@ def test_the_published_flow_is_drawn_from_by_its_running_statistics_and_clipped_
     for clip in (0.5, 1e9):
         expected = clipped_sum(module.train(), rows, clip)
         np.testing.assert_allclose(clipped_sum_at_once(module, rows, clip).numpy(), expected.numpy(), atol=1e-9)
-    base, _ = module.eval().whitened(rows)
-    np.testing.assert_allclose(module.drawn(base.detach(), rows[:, :0]).numpy(), rows.numpy(), atol=1e-9)
-    assert not np.allclose(base.detach().numpy(), module.train().whitened(rows)[0].detach().numpy(), atol=1e-3)
+    base, _ = module.eval().whiten_rows(rows)
+    np.testing.assert_allclose(module.draw(base.detach(), rows[:, :0]).numpy(), rows.numpy(), atol=1e-9)
+    assert not np.allclose(base.detach().numpy(), module.train().whiten_rows(rows)[0].detach().numpy(), atol=1e-3)
 
 
 def _build(batch_norm: bool) -> Callable[[], nn.Module]:

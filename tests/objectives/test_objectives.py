@@ -344,7 +344,7 @@ class Cubic(Squared):
     name: ClassVar[str] = "cubic"
 
     def losses(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        return self._missed(outputs, labels)[..., 0].abs() ** 3
+        return self._residuals(outputs, labels)[..., 0].abs() ** 3
 
 
 def test_a_loss_of_ones_own_must_be_of_each_row_alone() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import clipped_sum
-from polyclinic.privacy.denoise import filtered, kalman_update, look_ahead, noise_gain, steady_gain
+from polyclinic.privacy.denoise import kalman_update, look_ahead, next_estimate, noise_gain, steady_gain
 from polyclinic.privacy.streams import keyed_stream
 
 WIDTH = 20_000
@@ -28,7 +28,7 @@ def test_the_estimate_s_noise_has_the_variance_that_the_gain_says(gain):
     noise = keyed_stream(0, "noise")
     estimate = noise.normal(WIDTH)
     for _ in range(60):
-        estimate = filtered(estimate, noise.normal(WIDTH), gain)
+        estimate = next_estimate(estimate, noise.normal(WIDTH), gain)
     assert estimate.var() == pytest.approx(noise_gain(gain), rel=0.05)
 
 
@@ -44,7 +44,7 @@ def descend(gain: float, reach: float | None) -> tuple[float, float]:
         if reach is not None:
             ahead, here = look_ahead(gain, reach)
             released = ahead * hessian * (x + reach * move) + here * released
-        estimate = filtered(estimate, released + noise.normal(WIDTH), gain)
+        estimate = next_estimate(estimate, released + noise.normal(WIDTH), gain)
     off = estimate - hessian * x
     return abs(float(off.mean())), float(off.var())
 
@@ -61,14 +61,14 @@ def test_disk_has_no_lag_where_the_gradient_is_linear_and_a_moving_average_has(g
 def test_a_carried_prediction_does_the_same_as_one_in_the_release():
     rng, gain = np.random.default_rng(0), 0.6
     estimate, gradient, moved = rng.normal(size=(3, 5))
-    inside = filtered(estimate, gradient + (1 - gain) / gain * moved, gain)
-    np.testing.assert_allclose(filtered(estimate, gradient, gain, moved), inside, rtol=1e-12)
+    inside = next_estimate(estimate, gradient + (1 - gain) / gain * moved, gain)
+    np.testing.assert_allclose(next_estimate(estimate, gradient, gain, moved), inside, rtol=1e-12)
 
 
 def test_tensors_are_filtered_as_arrays_are():
     estimate, released, carried = np.random.default_rng(0).normal(size=(3, 7))
-    expected = filtered(estimate, released, 0.7, carried)
-    ours = filtered(torch.from_numpy(estimate), torch.from_numpy(released), 0.7, torch.from_numpy(carried))
+    expected = next_estimate(estimate, released, 0.7, carried)
+    ours = next_estimate(torch.from_numpy(estimate), torch.from_numpy(released), 0.7, torch.from_numpy(carried))
     assert isinstance(ours, torch.Tensor)
     np.testing.assert_allclose(ours.numpy(), expected, rtol=1e-15)
 
@@ -118,7 +118,7 @@ def test_without_drift_the_filter_is_the_mean_of_all_releases():
 @pytest.mark.parametrize(
     ("call", "field"),
     [
-        (lambda: filtered(np.ones(1), np.ones(1), 0.0), "gain"),
+        (lambda: next_estimate(np.ones(1), np.ones(1), 0.0), "gain"),
         (lambda: noise_gain(1.5), "gain"),
         (lambda: noise_gain(math.nan), "gain"),
         (lambda: look_ahead(0.5, 0.0), "reach"),

@@ -21,7 +21,7 @@ from polyclinic.privacy.mechanisms import (
     FINE,
     Additive,
     Mechanism,
-    calibrated,
+    calibrate,
     discrete_gaussian,
     exponential,
     gaussian,
@@ -149,14 +149,14 @@ def test_the_standard_error_is_the_noises(mechanism: Additive) -> None:
 )
 def test_gaussian_noise_is_calibrated_exactly(target: float, sigma: float) -> None:
     assert dpa.get_sigma_gaussian(target, 1e-5) == pytest.approx(sigma, abs=1e-6)
-    found = calibrated(gaussian, target, 1e-5).scale / FINE
+    found = calibrate(gaussian, target, 1e-5).scale / FINE
     assert found >= sigma and 0.995 * target < dpa.get_epsilon_gaussian(found, 1e-5) <= target
 
 
 def test_fault_06_the_classic_formula_is_not_used_where_it_is_wrong() -> None:
     classic = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10
     assert epsilon(dpa.GaussianDpEvent(classic), 1e-5) > 10.3
-    assert epsilon(calibrated(gaussian, 10, 1e-5).event, 1e-5) <= 10
+    assert epsilon(calibrate(gaussian, 10, 1e-5).event, 1e-5) <= 10
 
 
 @pytest.mark.parametrize(("sigma", "spent"), [(1.0, 4.430238), (2.0, 2.011340), (5.0, 0.726643)])
@@ -194,7 +194,7 @@ def test_calibrated_noise_costs_at_most_the_target(
     make: Callable[[float], Mechanism], pure: bool, target: float, relation: str
 ) -> None:
     least = (2 if relation == "replace-one" else 1) / target if pure else 0.0
-    mechanism = calibrated(make, target, 1e-5, "pld", relation, least)
+    mechanism = calibrate(make, target, 1e-5, "pld", relation, least)
     assert 0.98 * target < epsilon(mechanism.event, 1e-5, "pld", relation) <= target
     if pure:
         assert epsilon(mechanism.event, 1e-12, "pld", relation) <= target * 1.003
@@ -213,7 +213,7 @@ def test_fault_11_only_accounted_mechanisms_can_be_called_private() -> None:
         assert event_from_json(event_to_json(mechanism.event)) == mechanism.event
         assert 0 < epsilon(mechanism.event, 1e-5, "rdp", "replace-one") < math.inf
     with pytest.raises(ConfigError, match="not one that can be accounted"):
-        calibrated(lambda z: Percentile(), 1.0, 1e-5)
+        calibrate(lambda z: Percentile(), 1.0, 1e-5)
     with pytest.raises(ConfigError, match="unknown"):
         event_to_json(Percentile().event)
 
@@ -231,8 +231,8 @@ def test_fault_11_only_accounted_mechanisms_can_be_called_private() -> None:
         (lambda: report_noisy_max(1.0, 0), "sensitivity"),
         (lambda: randomised_response(1.0, 1), "2 categories"),
         (lambda: randomised_response(math.nan), "epsilon"),
-        (lambda: calibrated(gaussian, -1.0, 1e-5), "epsilon"),
-        (lambda: calibrated(gaussian, 1.0, 2.0), "delta"),
+        (lambda: calibrate(gaussian, -1.0, 1e-5), "epsilon"),
+        (lambda: calibrate(gaussian, 1.0, 2.0), "delta"),
     ],
 )
 def test_impossible_mechanisms_are_refused(make: Callable[[], object], words: str) -> None:
@@ -276,7 +276,7 @@ def test_randomised_shares_of_a_sample_vary_as_published() -> None:
 
 def test_randomised_response_is_not_for_hidden_attendance() -> None:
     with pytest.raises(ConfigError, match="replace-one"):
-        calibrated(lambda z: randomised_response(1 / z), 1.0, 1e-5)
+        calibrate(lambda z: randomised_response(1 / z), 1.0, 1e-5)
 
 
 # Choosing.

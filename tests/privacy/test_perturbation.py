@@ -16,7 +16,7 @@ from scipy.stats import norm
 from polyclinic.errors import ConfigError
 from polyclinic.privacy import perturbation
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
-from polyclinic.privacy.events import event_from_json, event_to_json, merged
+from polyclinic.privacy.events import event_from_json, event_to_json, merge_events
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.ledger.statements import statements
 from polyclinic.privacy.perturbation import output_event
@@ -115,7 +115,7 @@ def test_objective_perturbation_with_gamma_noise_keeps_a_pure_epsilon(
     w = np.linspace(-1, 1, 40_001) * (40 * noise + len(rows) + 1) / strength
     one, other = (_log_density(data, strength, w, noise, "gamma") for data in (rows, [*rows, v]))
     assert np.abs(one - other).max() <= 1 / noise + share + 1e-9
-    (event, _), *rest = merged(perturbation.objective_event(noise, "gamma", 0.0))
+    (event, _), *rest = merge_events(perturbation.objective_event(noise, "gamma", 0.0))
     assert not rest and event.delta == 0 and event.epsilon >= 1 / noise + share
 
 
@@ -240,7 +240,7 @@ def test_events_go_through_the_ledgers_json_and_more_noise_costs_less(kind: pert
         lambda z: perturbation.objective_event(z, kind, 1e-4),
     ):
         events = [event_of(noise) for noise in (1e-3, 0.3, 1.0, 4.0, 100.0)]
-        assert all(merged(event_from_json(event_to_json(event))) == merged(event) for event in events)
+        assert all(merge_events(event_from_json(event_to_json(event))) == merge_events(event) for event in events)
         spent = [epsilon(event, 1e-3) for event in events]
         assert spent == sorted(spent, reverse=True) and spent[0] > 300
     assert epsilon(perturbation.output_event(2.0, "gamma"), 1e-9) == pytest.approx(0.5, abs=1e-3)

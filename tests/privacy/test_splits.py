@@ -34,7 +34,7 @@ def charges(folder: Path, name: str) -> list[tuple[str, int, str]]:
     if not path.exists():
         return []
     (ledger,) = Ledger.read_all(path).values()
-    return [(row.purpose, row.round, row.event) for row in ledger.recorded().rows]
+    return [(row.purpose, row.round, row.event) for row in ledger.read_site().rows]
 
 
 def evaluate(hospital: Path, config: RunConfig, run: str = "r") -> Message:
@@ -158,7 +158,7 @@ def test_a_run_of_real_hospitals_over_a_fold_states_what_both_groups_spent(hospi
         both = [
             Ledger.read_all(hospitals / name / "home" / file)[name] for file in ("ledger.sqlite", "held-out.sqlite")
         ]
-        assert both[0].spent() == pytest.approx(both[1].spent()) and len(both[0].recorded().rows) >= 3
+        assert both[0].spent() == pytest.approx(both[1].spent()) and len(both[0].read_site().rows) >= 3
         assert summary["metrics"]["sites"][name]["epsilon"] == pytest.approx(both[0].spent(), rel=0.01)
         assert summary["private_metrics"]["sites"][name]["epsilon"] == pytest.approx(both[1].spent(), rel=0.01)
     assert "Held out: fold 2 of 4" in " ".join(summary["notes"])

@@ -20,7 +20,7 @@ from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import Stream, keyed_stream
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.relations import Plan, Relations, imputer_of, layout, totals
-from polyclinic.training.preparation import imputed
+from polyclinic.training.preparation import impute
 
 SCHEMA = Schema.from_dict(
     {
@@ -138,7 +138,7 @@ def test_no_patient_moves_another_patients_row_where_privacy_is_promised(imputat
     changed = frame.copy()
     changed.loc[changed["id"] == 7, ["age", "sbp_00", "sbp_01"]] = [100, 260.0, 60.0]
     changed.loc[changed["id"] == 7, ["pain", "male"]] = ["", None]
-    one, other = (imputed(shard_of(part, schema), imputation, imputer)[0] for part in (frame, changed))
+    one, other = (impute(shard_of(part, schema), imputation, imputer)[0] for part in (frame, changed))
     others = one.patient != 6  # patient 7 among the training patients, of whom the first is held out
     assert np.array_equal(one.x[others], other.x[others], equal_nan=True)
     assert not np.array_equal(one.x[~others], other.x[~others], equal_nan=True)
@@ -149,5 +149,5 @@ def test_a_hospitals_own_equations_do_let_a_patient_move_others() -> None:
     frame = records(60, 2)
     changed = frame.copy()
     changed.loc[changed["id"] == 7, ["age", "sbp_00", "sbp_01"]] = [100, 60.0, 260.0]
-    one, other = (imputed(shard_of(part), "mice")[0] for part in (frame, changed))
+    one, other = (impute(shard_of(part), "mice")[0] for part in (frame, changed))
     assert not np.array_equal(one.x[one.patient != 6], other.x[one.patient != 6])

@@ -24,7 +24,7 @@ from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.releases.question import Pricing
 from polyclinic.releases.survey import Plan, Survey, totals, value_counts
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 
 SCHEMA = Schema.from_dict(
     {
@@ -204,11 +204,11 @@ def test_centres_and_spreads_of_a_schema_standardise_for_nothing() -> None:
         age=np.clip(rng.normal(60, 15, 1000), 0, 120).round(), sbp_01=rng.normal(130, 20, 1000).clip(60, 260)
     )
     shard = build_shard(frame, schema, "here", allow_small=True)
-    x = standardised(shard.train, public_standardiser(schema)).x
+    x = standardise(shard.train, public_standardiser(schema)).x
     for name in ("age", "sbp_01"):
         column = x[:, feature_names(schema).index(name)]
         assert column.mean() == pytest.approx(0, abs=0.1) and column.std() == pytest.approx(1, rel=0.1)
-    plain = standardised(shard.train, public_standardiser(SCHEMA)).x
+    plain = standardise(shard.train, public_standardiser(SCHEMA)).x
     assert np.array_equal(x[:, 3:], plain[:, 3:], equal_nan=True)
 
 

@@ -29,7 +29,7 @@ def test_rounded_updates_are_within_the_sensitivity_and_a_step_of_the_clipped(
 ) -> None:
     agreed = terms(size=size, bits=bits)
     update = scale * keyed_stream(seed, "update").normal(size)
-    found = agreed.rounded(update, weight, keyed_stream(seed, "rounding"))
+    found = agreed.round_update(update, weight, keyed_stream(seed, "rounding"))
     assert int(found @ found) <= agreed.sensitivity**2
     clipped = weight * update * min(1.0, 1.0 / max(float(np.linalg.norm(update.astype(np.float64))), 1e-300))
     assert np.abs(found * agreed.step - clipped).max() <= agreed.step * (1 + 1e-6) + 1e-7
@@ -39,19 +39,19 @@ def test_rounding_keeps_the_mean() -> None:
     agreed = terms(size=3, bits=8)
     update = np.array([0.1234, -0.4321, 0.0001])
     stream = keyed_stream(0, "rounding")
-    mean = np.mean([agreed.rounded(update, 1.0, stream) * agreed.step for _ in range(4000)], axis=0)
+    mean = np.mean([agreed.round_update(update, 1.0, stream) * agreed.step for _ in range(4000)], axis=0)
     np.testing.assert_allclose(mean, update, atol=4 * agreed.step / math.sqrt(4000))
 
 
 def test_an_update_that_is_not_finite_counts_as_zero() -> None:
     for bad in (math.nan, math.inf):
-        assert not terms(size=2).rounded(np.array([1.0, bad]), 1.0, keyed_stream(0)).any()
+        assert not terms(size=2).round_update(np.array([1.0, bad]), 1.0, keyed_stream(0)).any()
 
 
 def test_a_weight_above_one_or_another_size_is_refused() -> None:
     for update, weight in ((np.zeros(50), 1.1), (np.zeros(50), 0.0), (np.zeros(49), 1.0)):
         with pytest.raises(ValueError, match="weight"):
-            terms().rounded(update, weight, keyed_stream(0))
+            terms().round_update(update, weight, keyed_stream(0))
 
 
 @given(bits=st.integers(8, 28), parties=st.integers(2, 5000), noise=st.floats(0, 1000))
@@ -95,6 +95,6 @@ def test_the_noise_of_the_sum_has_the_size_that_was_agreed() -> None:
     agreed = terms(size=2000, bits=12, noise_multiplier=1.5)
     stream = keyed_stream(1, "noise")
     zero = np.zeros(2000, dtype=np.int64)
-    total = sum((agreed.noised(zero, stream) for _ in range(6)), zero)
+    total = sum((agreed.add_noise(zero, stream) for _ in range(6)), zero)
     assert total.std() == pytest.approx(1.5 * agreed.sensitivity, rel=0.06)
-    assert not terms().noised(np.zeros(50, dtype=np.int64), stream).any()
+    assert not terms().add_noise(np.zeros(50, dtype=np.int64), stream).any()

@@ -30,7 +30,7 @@ from polyclinic.server.calibration import calibrate
 from polyclinic.server.notes import notes
 from polyclinic.training import classification
 from polyclinic.training.pooled import Pooled
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.wire.messages import LOCAL, TrainRequest
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
@@ -54,21 +54,23 @@ def test_one_patient_moves_the_rounded_sum_by_no_more_than_the_sensitivity(
     others, patient = (stream.normal(size).astype(np.float64) for _ in range(2))
     others *= patients
     patient *= agreed.clip_norm / np.linalg.norm(patient)
-    with_it, without = (agreed.rounded(vector, 1.0, stream) for vector in (others + patient, others))
+    with_it, without = (agreed.round_update(vector, 1.0, stream) for vector in (others + patient, others))
     moved = with_it - without
     assert float(np.sqrt(float(moved @ moved))) <= agreed.sensitivity * (1 + 1e-12)
 
 
 def test_a_sum_longer_than_any_hospitals_is_clipped_and_held_by_its_word() -> None:
     agreed = terms(size=2)
-    found = agreed.rounded(np.array([0.0, 1e9]), 1.0, keyed_stream(0))
+    found = agreed.round_update(np.array([0.0, 1e9]), 1.0, keyed_stream(0))
     assert agreed.total(agreed.words(9 * found))[1] == pytest.approx(9 * 1000 * 0.7, rel=1e-9)
 
 
 def test_the_shares_of_all_but_an_onlooker_make_the_noise_that_is_paid_for() -> None:
     agreed = terms(noise_multiplier=3.0, size=20_000)
     others = agreed.threshold - agreed.onlookers
-    noise = sum(agreed.noised(np.zeros(20_000, dtype=np.int64), keyed_stream(0, str(party))) for party in range(others))
+    noise = sum(
+        agreed.add_noise(np.zeros(20_000, dtype=np.int64), keyed_stream(0, str(party))) for party in range(others)
+    )
     assert np.std(noise) / agreed.sensitivity == pytest.approx(3.0, rel=0.03)  # type: ignore[arg-type]
     assert agreed.event(agreed.threshold).rho <= patient_rho(3.0)  # type: ignore[attr-defined]
     assert agreed.event(agreed.parties).rho < patient_rho(3.0)  # type: ignore[attr-defined]
@@ -104,7 +106,7 @@ def test_one_patient_moves_the_sum_by_no_more_than_the_sensitivity_at_any_model_
     agreed, stream = terms(size=8, bits=bits), keyed_stream(0)
     if agreed.resolves(np.full(8, 2.0**power)):
         sums = (clipped_sum(n, 2.0**power) for n in (patients, patients + 1))
-        moved = np.subtract(*(agreed.rounded(total, 1.0, stream) for total in sums))
+        moved = np.subtract(*(agreed.round_update(total, 1.0, stream) for total in sums))
         assert float(np.linalg.norm(moved)) <= agreed.sensitivity
     else:
         assert power > 20
@@ -128,7 +130,7 @@ def by_hand(config: RunConfig, rate: float) -> np.ndarray:
     """The logistic model of gradient descent with momentum over all hospitals' clipped gradients, (features + 1, 2)."""
     dataset = dataset_named(config.dataset)
     shards = load_shards(dataset, config.sites, dataset.default_partitioner, config.seed, config.alpha)
-    rows = [standardised(shard.train, public_standardiser(shard.schema)) for shard in shards]
+    rows = [standardise(shard.train, public_standardiser(shard.schema)) for shard in shards]
     assert all(part.patients == len(part.y) for part in rows)
     x = np.concatenate([np.nan_to_num(part.x) for part in rows])
     x, hot = np.concatenate([x, np.ones((len(x), 1))], axis=1), np.eye(2)[np.concatenate([part.y for part in rows])]

@@ -29,7 +29,7 @@ from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
 from polyclinic.strategies.ditto import Ditto
 from polyclinic.training import classification
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays
 from polyclinic.wire.messages import site_home, state_file
@@ -120,7 +120,7 @@ def test_a_hospital_evaluates_with_its_own_arrays(tmp_path: Path, options: dict[
     rows = {row["site"]: row for row in state.newest_rows()}
     scores, labels = [], []
     for site in outcome.sites:
-        test = standardised(shards[site.name].test, state.standardiser)
+        test = standardise(shards[site.name].test, state.standardiser)
         arrays = state.arrays | kept(tmp_path, site.name)
         width = test.x.shape[1]
         build = partial(deep, width, 2, ()) if options is FEDBN else partial(logistic, width, 2)

@@ -31,7 +31,7 @@ from polyclinic.strategies.scaffold import Scaffold
 from polyclinic.training import classification
 from polyclinic.training.auditing.views import HalfAround
 from polyclinic.training.local import LocalHalf, Sites, Trained
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import to_record
@@ -53,7 +53,7 @@ def patients(result: RunResult) -> dict[str, Rows]:
     partitioner = config.partitioner or dataset.default_partitioner
     shards = load_shards(dataset, config.sites, partitioner, config.seed, config.alpha)
     scale = result.arrays["standardiser.mean"].numpy(), result.arrays["standardiser.std"].numpy()
-    return {shard.site: standardised(shard.train, scale) for shard in shards}
+    return {shard.site: standardise(shard.train, scale) for shard in shards}
 
 
 def gradient(rows: Rows, weight: Floats, bias: Floats) -> tuple[Floats, Floats]:

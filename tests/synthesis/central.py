@@ -10,7 +10,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import Stream, keyed_stream, torch_seed
 from polyclinic.synthesis.games.game import Game
-from polyclinic.synthesis.games.generator import Play, generator_steps, penalised
+from polyclinic.synthesis.games.generator import Play, generator_steps, penalise
 from polyclinic.synthesis.games.state import GeneratorState, due, first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.synthesis import GameTask
@@ -48,7 +48,7 @@ def train_centrally(
     played, play = begun(game, layout, seed), Play(game, layout, classes, rounds, seed)
     draw = streams or (lambda purpose, round: keyed_stream(seed, purpose, round))
     for round in range(1, rounds + 1):
-        task = GameTask(game, layout).asked(played.state.weights)
+        task = GameTask(game, layout).with_question(played.state.weights)
         work = SiteWork(
             rows,
             draw("batches", round),
@@ -58,7 +58,7 @@ def train_centrally(
             draw("layers", round),
         )
         update = task.train(lambda: game.critic(layout), played.critic, [work], settings)[0]
-        critic = penalised(play, update.arrays, played.state, round, settings.learning_rate)
+        critic = penalise(play, update.arrays, played.state, round, settings.learning_rate)
         steps, state = due(game, played.state, settings.local_steps)
         state = generator_steps(play, critic, state, steps, round)
         played = Played(played.critic if state.diverged else critic, state, update.state)

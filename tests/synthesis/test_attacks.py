@@ -37,7 +37,7 @@ POLICY = f'{STRICT}allowed-tasks = ["synthesis", "statistics"]\nallowed-models =
 
 
 def asked(method: Marginals, merged: np.ndarray, pairs: np.ndarray) -> SumsTask:
-    return SumsTask(method).asked({"round": np.array([3]), "merged": merged, "pairs": pairs})
+    return SumsTask(method).with_question({"round": np.array([3]), "merged": merged, "pairs": pairs})
 
 
 def test_a_question_cannot_write_one_patients_cells_into_anothers_vector() -> None:
@@ -59,7 +59,7 @@ def test_a_question_cannot_write_one_patients_cells_into_anothers_vector() -> No
             asked(method, merged, wrong)
     groups = {"round": np.array([2]), "groups": np.where(np.arange(len(merged)) == label + 1, -1, merged)}
     with pytest.raises(ConfigError):
-        SumsTask(method).asked(groups)
+        SumsTask(method).with_question(groups)
 
 
 class _Mixing(nn.Module):
@@ -83,13 +83,13 @@ def mixing(remembers: bool) -> Game:
 def test_a_generator_that_mixes_patients_labels_is_refused(remembers: bool, words: str) -> None:
     game = mixing(remembers)
     with pytest.raises(ConfigError, match=words):
-        GameTask(game, LAYOUT).asked(first_state(game, LAYOUT, 0).weights)
+        GameTask(game, LAYOUT).with_question(first_state(game, LAYOUT, 0).weights)
 
 
 @pytest.mark.parametrize("name", ["gan", "dpgan", "wgan"])
 def test_generators_that_keep_rows_apart_are_taken(name: str) -> None:
     game = make_game(LAYOUT, name)
-    GameTask(game, LAYOUT).asked(first_state(game, LAYOUT, 0).weights)
+    GameTask(game, LAYOUT).with_question(first_state(game, LAYOUT, 0).weights)
 
 
 def select(hospital: Path, config: RunConfig, judges: int = 3) -> Any:
@@ -165,7 +165,7 @@ class _Ranked:
 
 def test_a_method_that_mixes_patients_is_refused() -> None:
     with pytest.raises(ConfigError, match="mixes patients"):
-        SumsTask(_Ranked()).asked({"round": np.array([1])})  # type: ignore[arg-type]
+        SumsTask(_Ranked()).with_question({"round": np.array([1])})  # type: ignore[arg-type]
 
 
 def test_a_method_whose_vectors_are_not_of_the_size_that_it_says_is_refused() -> None:
@@ -175,9 +175,9 @@ def test_a_method_whose_vectors_are_not_of_the_size_that_it_says_is_refused() ->
             return np.ones((patients, 1))
 
     ones: Any = Ones
-    SumsTask(ones()).asked({"round": np.array([1])})
+    SumsTask(ones()).with_question({"round": np.array([1])})
     with pytest.raises(ConfigError, match="sums 1 numbers, but says that it sums 2"):
-        SumsTask(ones(numbers=2)).asked({"round": np.array([1])})
+        SumsTask(ones(numbers=2)).with_question({"round": np.array([1])})
 
 
 def test_a_choice_of_single_hospitals_is_not_among_what_noise_in_sums_covers() -> None:

@@ -41,7 +41,7 @@ def test_records_come_back() -> None:
     assert np.isfinite(z).all()
     found = layout.decode(z)
     pd.testing.assert_frame_equal(found[RECORDS.columns], RECORDS, check_dtype=False)
-    x, y = layout.encoded(z)
+    x, y = layout.features_and_labels(z)
     np.testing.assert_allclose(x, encoded.x, atol=1e-12)
     np.testing.assert_array_equal(y, encoded.y)
 

@@ -27,7 +27,7 @@ from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.methods.mixture import Mixture
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.sums import SynthesisMethod, fit_centrally
-from polyclinic.synthesis.synthesizer import Synthesizer, described, load, made_again, save
+from polyclinic.synthesis.synthesizer import Synthesizer, describe, load, made_again, save
 from polyclinic.synthesis.visits.method import VisitByVisit
 from polyclinic.training.modules import dump
 from polyclinic.types import Arrays
@@ -157,7 +157,7 @@ def test_numbers_out_of_range_are_refused_in_words(
 @pytest.mark.parametrize("name", ["independent", "moments", "latent", "visits"])
 def test_an_option_that_asks_for_all_memory_is_refused(name: str) -> None:
     one = made(name)
-    told = described(one)
+    told = describe(one)
     with pytest.raises(DataError, match="the option 'bins' is 1000000000; allowed are whole numbers up to 10000"):
         made_again(LAYOUT, told | {"options": told["options"] | {"bins": 10**9}}, one.arrays())
 

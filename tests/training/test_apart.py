@@ -417,11 +417,11 @@ def test_fault_31_a_games_pair_does_not_depend_on_the_others() -> None:
     module = game.generator(WARD)
     rng = np.random.default_rng(1)
     weights = {name: rng.normal(0, 30, value.shape).astype(value.dtype) for name, value in dump(module).items()}
-    task = GameTask(game, WARD).asked(weights)
+    task = GameTask(game, WARD).with_question(weights)
     critic = dump(game.critic(WARD))
     last = [name for name in critic if name.endswith("weight")][-1]
     critic = {name: value.astype(np.float64) * (1e5 if name == last else 1.0) for name, value in critic.items()}
-    x, y = WARD.encoded(ward_records(300))
+    x, y = WARD.features_and_labels(ward_records(300))
     settings = replace(SETTINGS, momentum=0.5)
     totals = {}
     for number in (1, 2, 16, 17, 64, 65, 128, 129, 299, 300):

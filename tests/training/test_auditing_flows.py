@@ -67,8 +67,8 @@ def test_faults_planted_in_a_flow_are_caught(fault: str, caught_by: list[str]) -
 class _Scaled(Coordinates):
     """Numbers are centred by the records' own mean, so that each patient moves all others' rows."""
 
-    def drawn(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
-        v, noise = super().drawn(z, rng, laws)
+    def draw(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
+        v, noise = super().draw(z, rng, laws)
         return v - v.mean(axis=0) if len(v) else v, noise
 
 

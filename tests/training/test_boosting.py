@@ -211,7 +211,7 @@ def test_released_sums_of_leaves_have_noise_of_the_stated_size() -> None:
     method = _method(Binary((BINARY,)), model="trees", **SMALL["trees"])
     x, y, build = _additive(50)[0], np.arange(50) % 2, forest
     rows = Rows(x, y, np.arange(50), 50)
-    task = ShapesTask(method).asked({ROUND: np.array([1])})
+    task = ShapesTask(method).with_question({ROUND: np.array([1])})
     exact = clipped_total(method, 1, {}, method.layout.rows(x, y), np.arange(50), 50)
     settings = train_settings(RunConfig.build({"model": "trees"}), 3.0)
     noise = []

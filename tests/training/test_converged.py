@@ -19,7 +19,7 @@ from polyclinic.objectives.sets import MultiLabel
 from polyclinic.training import classification
 from polyclinic.training.classification import Towards
 from polyclinic.training.converged import fit, scale_of
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.types import Arrays, Builder
 
 
@@ -28,7 +28,7 @@ def cohort(patients: int, classes: int, seed: int = 0) -> Rows:
     x = draw.normal(size=(patients, 6)) * [1, 50, 0.01, 1, 3, 1] + 7
     logits = ((x - 7) / [1, 50, 0.01, 1, 3, 1]) @ draw.normal(size=(6, classes)) + draw.gumbel(size=(patients, classes))
     rows = Rows(x, logits.argmax(1), np.arange(patients), patients)
-    return standardised(rows, scale_of(rows))
+    return standardise(rows, scale_of(rows))
 
 
 def fitted(build: Builder, rows: Rows) -> tuple[Arrays, np.ndarray]:

@@ -14,7 +14,7 @@ from torch import nn
 from polyclinic.errors import ConfigError
 from polyclinic.models.tabular import logistic, mlp
 from polyclinic.training.losses import CROSS_ENTROPY
-from polyclinic.training.sites.optimizers import dump_state, restore_state, stepped
+from polyclinic.training.sites.optimizers import dump_state, restore_state, take_step
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.engines import Engine, choose, sums
 from polyclinic.training.stacked.layers import plan
@@ -290,7 +290,7 @@ def test_stacked_optimizers_equal_torchs(optimizer: str, decay: float, momentum:
             for parameter, value in zip(row, values.split([6, 4]), strict=True):
                 parameter.grad = value.view_as(parameter).clone()
             step.step()
-        theta = stepped(theta, gradient.clone(), state, chosen)
+        theta = take_step(theta, gradient.clone(), state, chosen)
         # Out of the stack and back: a site's kept state loses nothing.
         state = restore_state(dump_state(state, shapes, chosen), [6, 4], chosen, torch.float64)
     expected = torch.stack([torch.cat([p.detach().flatten() for p in row]) for row in parameters])

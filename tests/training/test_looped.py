@@ -21,7 +21,7 @@ from polyclinic.training.modules import flat_parameters
 from polyclinic.training.stacked.batches import batch_parts, build_table
 from polyclinic.training.stacked.layers import plan
 from polyclinic.training.stacked.linear import linear_sums
-from polyclinic.training.stacked.looped import looped, looped_sums, takes
+from polyclinic.training.stacked.looped import loop_layers, looped_sums, takes
 from polyclinic.training.stacked.trainer import train_stacked
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays
@@ -116,7 +116,7 @@ def sums(
 ) -> tuple[np.ndarray, np.ndarray, bool]:
     """(P,) sums of one hospital's patients with these rows, by the loops and by torch, and whether the loops leave them."""
     module, everybody = build(), np.ones(len(x), dtype=bool)
-    layers = looped(plan(module), SETTINGS, torch.float32)
+    layers = loop_layers(plan(module), SETTINGS, torch.float32)
     site = SiteWork(Rows(x, np.arange(len(x)) % 2, np.arange(len(x)), len(x)), keyed_stream(0), keyed_stream(0), 1.0)
     table = build_table([site], torch.float32)
     theta = flat_parameters(module, start_of(build))[None] * scale
@@ -180,7 +180,7 @@ def test_without_privacy_numbers_that_are_not_finite_stay_so() -> None:
 def test_the_rest_is_left_to_torch(build: Build, changes: dict[str, object]) -> None:
     module = build()
     dtype = next(module.parameters()).dtype
-    assert looped(plan(module), replace(SETTINGS, **changes), dtype) is None  # type: ignore[arg-type]
+    assert loop_layers(plan(module), replace(SETTINGS, **changes), dtype) is None  # type: ignore[arg-type]
 
 
 def test_several_rows_of_a_patient_are_left_to_torch() -> None:

@@ -23,7 +23,7 @@ from polyclinic.evaluation.assessment import pool
 from polyclinic.experiments import Asked, Findings, Say, Target, markdown
 from polyclinic.runs.simulation import SimulatedRecords
 from polyclinic.training.converged import scale_of
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.types import Floats, Ints
 from polyclinic_studies.parts import Parts, outcome_of
 from polyclinic_studies.tables import margin, smallest
@@ -91,7 +91,7 @@ def pooled(options: Mapping[str, Any]) -> dict[str, float]:
     shards = SimulatedRecords.of(RunConfig.build(options)).shards().values()
     train, test = (Rows.joined([getattr(shard, part) for shard in shards]) for part in ("train", "test"))
     scale = scale_of(train)
-    x, held_out = (np.nan_to_num(standardised(rows, scale).x) for rows in (train, test))
+    x, held_out = (np.nan_to_num(standardise(rows, scale).x) for rows in (train, test))
     model = LogisticRegression(max_iter=5000).fit(x, train.y)
     return judge(test.y, model.predict_proba(held_out))
 

@@ -151,7 +151,7 @@ def flows_by_shared_noise(
 def drawn(module: ConditionalFlow, rows: int, rng: np.random.Generator) -> Floats:
     """(rows, 19) scaled draws."""
     base = torch.from_numpy(rng.standard_normal((rows, len(COLUMNS))))
-    found: Floats = module.drawn(base, torch.ones(rows, module.context, dtype=base.dtype)).numpy()
+    found: Floats = module.draw(base, torch.ones(rows, module.context, dtype=base.dtype)).numpy()
     return found
 
 
@@ -230,4 +230,4 @@ def _adam(
 
 
 def _module(settings: FlowSettings, arrays: Arrays) -> ConditionalFlow:
-    return settings.recipe().filled(arrays).double()
+    return settings.recipe().flow_of(arrays).double()

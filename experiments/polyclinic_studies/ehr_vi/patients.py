@@ -153,7 +153,7 @@ def flow(given: Measured, mu: float | None, seed: int, steps: int = 400, rate: f
         label = 1 / (mu * math.sqrt(_LABEL))
     settings = TrainSettings(rate, steps, 5e-3, 1.0, noise, optimizer="adam")
     arrays = initialise(recipe.module, torch_seed(seed, "table 5, flow"))
-    x, y = given.layout.encoded(given.z)
+    x, y = given.layout.features_and_labels(given.z)
     site = SiteWork(
         Rows(x, y, np.arange(TRAINING), TRAINING), keyed_stream(seed, "table 5, batches", str(mu)),
         keyed_stream(seed, "table 5, noise", str(mu)), float(TRAINING), layers=keyed_stream(seed, "table 5, layers", str(mu)),

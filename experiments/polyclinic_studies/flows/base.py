@@ -94,9 +94,9 @@ class BaseMoments:
 
 def whitened(rows: FlowRows, z: Floats) -> Floats:
     """(n, F) what the flow makes of records ``z`` of continuous columns, standard normal numbers if it is right."""
-    v, _ = rows.recipe.coordinates.drawn(z, np.random.default_rng(0))
+    v, _ = rows.recipe.coordinates.draw(z, np.random.default_rng(0))
     with torch.no_grad():
-        return rows.recipe.filled(rows.flow).double().whitened(torch.from_numpy(v))[0].numpy()
+        return rows.recipe.flow_of(rows.flow).double().whiten_rows(torch.from_numpy(v))[0].numpy()
 
 
 def corrected(

@@ -121,7 +121,7 @@ def encoded(table: Floats) -> Rows:
 
 def drawn(rows: FlowRows, records: int, rng: np.random.Generator) -> torch.Tensor:
     """(records, 5) synthetic covariates and mean measurements."""
-    x, _ = LAYOUT.encoded(rows.sample(records, rng))
+    x, _ = LAYOUT.features_and_labels(rows.sample(records, rng))
     low, high = BOUNDS.T
     return torch.from_numpy(np.ascontiguousarray(((x * (high - low) + low + high) / 2)[:, -5:]))
 

@@ -158,7 +158,9 @@ def codes_of(options: Mapping[str, Any]) -> tuple[Layout, Codes, Codes]:
 
 def drawn(synthesizer: Synthesizer, rows: int, seed: int) -> Codes:
     """(rows, J) a synthetic code table: a code is there where its number is above one half, as ``Layout.decode`` has it."""
-    found: Codes = synthesizer.layout.encoded(synthesizer.sample(rows, generator(seed, "reproduce")))[0] > 0.5
+    found: Codes = (
+        synthesizer.layout.features_and_labels(synthesizer.sample(rows, generator(seed, "reproduce")))[0] > 0.5
+    )
     return found
 
 

@@ -148,7 +148,7 @@ def _measured(options: Mapping[str, Any], shared: Mapping[str, Any]) -> Measured
         )
     seconds = process_time() - begun
     drawn = synthesizer.sample(len(train.y), generator(seed, "study", "synthetic"))
-    table = Sample.of(*synthesizer.layout.encoded(drawn), held_out.schema)
+    table = Sample.of(*synthesizer.layout.features_and_labels(drawn), held_out.schema)
     return {"seconds": round(seconds, 2), **_utility(table, held_out, seed), **_fidelity(table, held_out),
             **_attacked(table, train, held_out, seed)}  # fmt: skip
 

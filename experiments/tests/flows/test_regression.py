@@ -31,7 +31,7 @@ def test_the_quick_form(tmp_path: Path) -> None:
 
 def test_records_are_turned_and_turned_back() -> None:
     table = measurements(3, 50)
-    x, _ = LAYOUT.encoded(LAYOUT.rows(encoded(table).x, encoded(table).y))
+    x, _ = LAYOUT.features_and_labels(LAYOUT.rows(encoded(table).x, encoded(table).y))
     low, high = BOUNDS.T
     numbers = (x * (high - low) + low + high) / 2
     np.testing.assert_allclose(numbers[:, 4:8], table[:, :4])

@@ -17,7 +17,7 @@ from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger.statements import Statement, detailed, statements
+from polyclinic.privacy.ledger.statements import Statement, statements, with_details
 
 _SECONDS = 3.0
 _EVENT = ("run", "round", "purpose", "time")
@@ -103,7 +103,7 @@ def ledger_status(node: HospitalNode, messages: int = 5, room: bool = False) -> 
 def _room(statement: Statement) -> float | None:
     if statement["budget"] is None or statement["epsilon"] is None:
         return None
-    room: dict[str, float] = detailed(statement)["room"]
+    room: dict[str, float] = with_details(statement)["room"]
     return room["epsilon"]
 
 

@@ -27,7 +27,7 @@ from polyclinic.privacy.events import (
     event_from_json,
     event_to_json,
     gaussian_event,
-    merged,
+    merge_events,
 )
 from polyclinic.privacy.streams import LEAST_DELTA
 
@@ -132,13 +132,13 @@ def epsilon(
 
 
 def composition_of(event: DpEvent, relation: Relation) -> Composition:
-    """``merged(event)``; raises ConfigError for what cannot be accounted at all, or not under the relation.
+    """``merge_events(event)``; raises ConfigError for what cannot be accounted at all, or not under the relation.
 
     Examples:
         >>> composition_of(gaussian_event(2.0, count=4), "add-remove")
         ((GaussianDpEvent(noise_multiplier=1.0), 1),)
     """
-    events = merged(event)
+    events = merge_events(event)
     if relation == "add-remove" and any(isinstance(part, dpa.RandomizedResponseDpEvent) for part, _ in events):
         raise ConfigError("Randomised response answers for a patient who is there: relation must be 'replace-one'.")
     return events

@@ -54,7 +54,7 @@ def pld_epsilon(events: Composition, delta: float, relation: Relation) -> float:
         delta: Of the guarantee.
         relation: The neighbouring relation.
     """
-    return _refined(events, delta, relation)[0]
+    return _refine(events, delta, relation)[0]
 
 
 def losses(events: Composition, delta: float, relation: Relation) -> Any:
@@ -65,7 +65,7 @@ def losses(events: Composition, delta: float, relation: Relation) -> Any:
         delta: Chooses the grid: the one on which ``pld_epsilon`` ends.
         relation: The neighbouring relation.
     """
-    return composed(events, relation, _refined(events, delta, relation)[1])
+    return compose_events(events, relation, _refine(events, delta, relation)[1])
 
 
 def quick_losses(events: Composition, rough: float, relation: Relation) -> Any:
@@ -76,7 +76,7 @@ def quick_losses(events: Composition, rough: float, relation: Relation) -> Any:
         rough: A bound on epsilon, which sets the grid's spacing.
         relation: The neighbouring relation.
     """
-    return composed(events, relation, _interval(events, relation, rough, _COARSE_SHARE), _of_doublings)
+    return compose_events(events, relation, _interval(events, relation, rough, _COARSE_SHARE), _of_doublings)
 
 
 def rounding(events: Composition) -> float:
@@ -85,7 +85,7 @@ def rounding(events: Composition) -> float:
 
 
 @lru_cache(maxsize=256)
-def _refined(events: Composition, delta: float, relation: Relation) -> tuple[float, float]:
+def _refine(events: Composition, delta: float, relation: Relation) -> tuple[float, float]:
     """Epsilon, and the grid's spacing that gave it."""
     rough = rdp_epsilon(events, delta, relation)
     bounded = min(rough, _NO_PRIVACY)
@@ -158,7 +158,7 @@ def pld_epsilon_at(
         interval: The grid's spacing, in units of epsilon.
         compose: Composes one event with itself; by default all its occurrences at once.
     """
-    return _epsilon_of(composed(events, relation, interval, compose), delta - rounding(events))
+    return _epsilon_of(compose_events(events, relation, interval, compose), delta - rounding(events))
 
 
 def _epsilon_of(distribution: Any, delta: float) -> float:
@@ -206,7 +206,7 @@ def _least_epsilon(losses: DensePLDPmf, delta: float) -> float:
 
 
 @lru_cache(maxsize=2)
-def composed(events: Composition, relation: Relation, interval: float, compose: Compose | None = None) -> Any:
+def compose_events(events: Composition, relation: Relation, interval: float, compose: Compose | None = None) -> Any:
     """The privacy loss distribution of all events together, losses rounded up to multiples of ``interval``.
 
     Events that only have a Renyi bound enter together, as the worst distribution which that bound allows.
@@ -263,16 +263,18 @@ def _of_doublings(event: DpEvent, count: int, relation: Relation, interval: floa
     """The event composed ``count`` times: kept doublings put together, of which a run's next round needs few or no new."""
     if count >= _MANY_EVENTS:
         return _at_once(event, count, relation, interval)
-    parts = [_doubled(event, power, relation, interval) for power in range(count.bit_length()) if count >> power & 1]
+    parts = [
+        _compose_power(event, power, relation, interval) for power in range(count.bit_length()) if count >> power & 1
+    ]
     return reduce(lambda first, second: first.compose(second), parts)
 
 
 @lru_cache(maxsize=128)
-def _doubled(event: DpEvent, power: int, relation: Relation, interval: float) -> Any:
+def _compose_power(event: DpEvent, power: int, relation: Relation, interval: float) -> Any:
     """The event composed 2^power times."""
     if power == 0:
         return _single(event, relation, interval)
-    half = _doubled(event, power - 1, relation, interval)
+    half = _compose_power(event, power - 1, relation, interval)
     return half.compose(half)
 
 
@@ -314,7 +316,7 @@ def _pld(event: DpEvent, relation: Relation, interval: float) -> Any:
         case dpa.SampledWithoutReplacementDpEvent():
             return _pld(as_poisson(event), relation, interval)
         case _:
-            raise TypeError(f"{event!r} did not come from merged().")
+            raise TypeError(f"{event!r} did not come from merge_events().")
 
 
 def _accurate(removed: Any, relation: Relation) -> Any:

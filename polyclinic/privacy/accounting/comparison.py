@@ -12,8 +12,8 @@ import numpy as np
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.privacy.accounting import ACCOUNTANTS, Accountant, Relation, check_terms, dpsgd_event, epsilon
 from polyclinic.privacy.accounting.composition import (
-    advanced,
-    amplified,
+    advanced_composition,
+    amplify,
     basic,
     clt_mu,
     gdp_epsilon,
@@ -75,13 +75,13 @@ def shown_epsilon(
         return zcdp_epsilon(steps / (2 * noise**2), delta)
 
     def step(own: float) -> tuple[float, float]:
-        return amplified(gdp_epsilon(1 / noise, min(own / sample_rate, 1.0)), own / sample_rate, sample_rate)
+        return amplify(gdp_epsilon(1 / noise, min(own / sample_rate, 1.0)), own / sample_rate, sample_rate)
 
     if accountant == "basic":
         return basic(*step(delta / steps), steps)[0]
     costs = [step(share * delta / steps) for share in _SHARES]
     slack = (1 - _SHARES) * delta
-    forms: tuple[Callable[..., tuple[float, float]], ...] = advanced, kairouz
+    forms: tuple[Callable[..., tuple[float, float]], ...] = advanced_composition, kairouz
     return min(form(*cost, steps, left)[0] for cost, left in zip(costs, slack, strict=True) for form in forms)
 
 

@@ -32,7 +32,7 @@ def basic(epsilon: float, delta: float, count: int) -> tuple[float, float]:
     return count * epsilon, count * delta
 
 
-def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
+def advanced_composition(epsilon: float, delta: float, count: int, slack: float) -> tuple[float, float]:
     """(epsilon, delta) of ``count`` releases by advanced composition, Dwork, Rothblum and Vadhan 2010.
 
     Args:
@@ -42,7 +42,7 @@ def advanced(epsilon: float, delta: float, count: int, slack: float) -> tuple[fl
         slack: By how much delta is larger than under basic composition, so that epsilon is smaller.
 
     Examples:
-        >>> epsilon, delta = advanced(epsilon=0.1, delta=0.0, count=100, slack=1e-6)
+        >>> epsilon, delta = advanced_composition(epsilon=0.1, delta=0.0, count=100, slack=1e-6)
         >>> round(epsilon, 2), delta  # where basic composition says 10
         (6.31, 1e-06)
     """
@@ -156,7 +156,7 @@ def group_gdp(mu: float, size: int) -> float:
     return size * mu
 
 
-def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
+def amplify(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
     """(epsilon, delta) of a mechanism that runs on a random sample, which holds each patient with probability ``rate``.
 
     Balle, Barthe and Gaboardi 2018, Theorem 8 for Poisson sampling, and their result for sampling without replacement.
@@ -173,7 +173,7 @@ def amplified(epsilon: float, delta: float, rate: float) -> tuple[float, float]:
         ConfigError: if the rate is outside (0, 1].
 
     Examples:
-        >>> epsilon, delta = amplified(epsilon=1.0, delta=1e-5, rate=0.1)
+        >>> epsilon, delta = amplify(epsilon=1.0, delta=1e-5, rate=0.1)
         >>> round(epsilon, 3), round(delta, 9)
         (0.159, 1e-06)
     """

@@ -52,8 +52,8 @@ class Piece:
     may be a thousand.
 
     Examples:
-        >>> from polyclinic.privacy.events import gaussian_event, merged
-        >>> first, single = Piece(merged(gaussian_event(4.0)), place=1), Piece(merged(gaussian_event(4.0)))
+        >>> from polyclinic.privacy.events import gaussian_event, merge_events
+        >>> first, single = Piece(merge_events(gaussian_event(4.0)), place=1), Piece(merge_events(gaussian_event(4.0)))
         >>> round(first.slack(1e-5), 9), round(single.slack(1e-5), 12)
         (2e-07, 1e-10)
     """
@@ -79,8 +79,8 @@ def filter_epsilon(pieces: Sequence[Piece], delta: float, relation: Relation) ->
         Epsilon; infinite where a piece is Gaussian at no mu.
 
     Examples:
-        >>> from polyclinic.privacy.events import gaussian_event, merged
-        >>> answers = [Piece(merged(gaussian_event(4.0)), place) for place in (1, 2, 3)]  # three runs, one after the other
+        >>> from polyclinic.privacy.events import gaussian_event, merge_events
+        >>> answers = [Piece(merge_events(gaussian_event(4.0)), place) for place in (1, 2, 3)]  # three runs, one after the other
         >>> round(filter_epsilon(answers[:1], 1e-5, "add-remove"), 2), round(filter_epsilon(answers, 1e-5, "add-remove"), 2)
         (0.94, 1.73)
     """
@@ -111,10 +111,10 @@ def pure_epsilon(composition: Composition, relation: Relation) -> float:
     """The sum of the events' epsilons where all are pure; else infinite.
 
     Examples:
-        >>> from polyclinic.privacy.events import gaussian_event, merged, pure_event
+        >>> from polyclinic.privacy.events import gaussian_event, merge_events, pure_event
         >>> pure_epsilon(((pure_event(0.5), 3),), "add-remove"), pure_epsilon(((pure_event(0.5), 3),), "replace-one")
         (1.5, 3.0)
-        >>> pure_epsilon(merged(gaussian_event(4.0)), "add-remove")
+        >>> pure_epsilon(merge_events(gaussian_event(4.0)), "add-remove")
         inf
     """
     total = 0.0
@@ -133,8 +133,8 @@ def is_gaussian(composition: Composition) -> bool:
     """Whether all events are sums with Gaussian noise, of which mu is exact and adds up one by one.
 
     Examples:
-        >>> from polyclinic.privacy.events import dpsgd_event, gaussian_event, merged
-        >>> is_gaussian(merged(gaussian_event(4.0))), is_gaussian(merged(dpsgd_event(0.1, 1.0, steps=10)))
+        >>> from polyclinic.privacy.events import dpsgd_event, gaussian_event, merge_events
+        >>> is_gaussian(merge_events(gaussian_event(4.0))), is_gaussian(merge_events(dpsgd_event(0.1, 1.0, steps=10)))
         (True, False)
     """
     return all(isinstance(event, dpa.GaussianDpEvent) for event, _ in composition)

@@ -21,7 +21,7 @@ from polyclinic.privacy.events import (
     DiscreteGaussianDpEvent,
     Relation,
     SelectionDpEvent,
-    merged,
+    merge_events,
 )
 from polyclinic.types import Reals
 
@@ -118,12 +118,12 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
     """Renyi divergence of one event at every order; infinite where the numerics fail.
 
     Args:
-        event: As ``merged`` gives it.
+        event: As ``merge_events`` gives it.
         relation: The neighbouring relation.
         far: Takes the far orders, which very small epsilons need, instead of ``ORDERS``.
 
     Raises:
-        TypeError: for an event that ``merged`` does not give.
+        TypeError: for an event that ``merge_events`` does not give.
     """
     orders = _FAR_ORDERS if far else ORDERS
     moves = MOVES[relation]
@@ -161,9 +161,11 @@ def divergence(event: DpEvent, relation: Relation, far: bool = False) -> Reals:
         case dpa.SampledWithoutReplacementDpEvent():
             bound = _drawn_gaussian(event, relation, far)
         case SelectionDpEvent():
-            bound = _selected(total(merged(event.event), relation, far), event.mean, event.shape, orders)
+            bound = _selection_divergence(
+                total(merge_events(event.event), relation, far), event.mean, event.shape, orders
+            )
         case _:
-            raise TypeError(f"{event!r} did not come from merged().")
+            raise TypeError(f"{event!r} did not come from merge_events().")
     return bound
 
 
@@ -192,7 +194,7 @@ def _drawn_gaussian(event: Any, relation: Relation, far: bool) -> Reals:
     return np.array(library.rdp, dtype=np.float64)
 
 
-def _selected(run_divergence: Reals, mean: float, shape: str, orders: Reals) -> Reals:
+def _selection_divergence(run_divergence: Reals, mean: float, shape: str, orders: Reals) -> Reals:
     """Renyi divergence of the best of K runs with divergence ``run_divergence`` each; Papernot and Steinke 2022.
 
     Theorem 6 where K is Poisson; Theorem 2 where it is geometric or logarithmic, with gamma its chance to stop.

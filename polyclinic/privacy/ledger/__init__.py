@@ -240,24 +240,24 @@ class Ledger:
             self.terms, accountant=accountant or self.terms.accountant, delta=self.delta if delta is None else delta
         )
         with explained(self.path):
-            return epsilon_of(self.recorded().history, terms)
+            return epsilon_of(self.read_site().history, terms)
 
     def events(self) -> list[dict[str, Any]]:
         """All charges in order: seq, time (UTC), run, round, purpose, release, event (JSON form), epsilon_after."""
         with explained(self.path):
-            return [row.shown() for row in self.recorded().rows]
+            return [row.as_dict() for row in self.read_site().rows]
 
     def charges(self, purpose: str, run: str) -> list[Row]:
         """All charges of one purpose of one run, in order."""
-        return [row for row in self.recorded().rows if (row.purpose, row.run) == (purpose, run)]
+        return [row for row in self.read_site().rows if (row.purpose, row.run) == (purpose, run)]
 
-    def recorded(self) -> Recorded:
+    def read_site(self) -> Recorded:
         """What the file holds of the site."""
         return read_sites(self.path, [self.site])[self.site]
 
     def verify(self) -> bool:
         """Whether every row and the fixed terms are as they were written, and none is missing."""
-        return self.recorded().intact
+        return self.read_site().intact
 
 
 def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -> list[float | BudgetRefused]:
@@ -296,10 +296,10 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
             charge = replace(charge, limits=limits) if limits else charge
             key = past, terms, id(charge.event), charge.run, charge.plan, bool(charge.release), limits
             if key not in alike:
-                alike[key] = _judged(ledger.terms, past, charge)
+                alike[key] = _judge(ledger.terms, past, charge)
             entry, plan, total, after = alike[key]
             if isinstance(after, BudgetRefused):
-                after = _judged(ledger.terms, past, charge)[-1]  # which names its own site
+                after = _judge(ledger.terms, past, charge)[-1]  # which names its own site
             results.append(after)
             if not isinstance(after, BudgetRefused):
                 row = Row(
@@ -313,7 +313,7 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
     return results
 
 
-def _judged(terms: Terms, past: History, charge: Charge) -> tuple[str, str, History, float | BudgetRefused]:
+def _judge(terms: Terms, past: History, charge: Charge) -> tuple[str, str, History, float | BudgetRefused]:
     """The charge as an entry, the plan that is recorded with it, all that is spent with it, and its epsilon or its refusal."""
     entry = entry_of(charge.event)
     is_first = is_costly(entry) and all(block.run != charge.run for block in past)
@@ -344,7 +344,7 @@ def check_affordable(
         BudgetRefused: if there is no room.
     """
     ledger = Ledger(path, terms, False)
-    rows = ledger.recorded().rows if path.exists() else []
+    rows = ledger.read_site().rows if path.exists() else []
     if not any(row.run == run for row in rows):
         past = total = past_all([ledger])[0] if rows else ()
         for event in events:

@@ -65,7 +65,7 @@ class Row(NamedTuple):
     epsilon_after: float
     hash: str = ""
 
-    def shown(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         """The charge without its hash, its event as JSON rather than text, its plan where there is one.
 
         What damage made no value of JSON is text.
@@ -192,14 +192,14 @@ def terms_in(db: sqlite3.Connection) -> list[Terms]:
 _encoded = json.JSONEncoder(default=repr).encode
 
 
-def written(row: Row) -> str:
+def charge_text(row: Row) -> str:
     """A charge as the text that its hash covers."""
     return _encoded(row[:-1])
 
 
 def link(previous: str, row: Row) -> str:
     """The hash of ``row`` after the hash ``previous``: SHA-256, in hexadecimal, of the two texts one after the other."""
-    return sha256((previous + written(row)).encode()).hexdigest()
+    return sha256((previous + charge_text(row)).encode()).hexdigest()
 
 
 def beginning(terms: Terms) -> str:
@@ -220,12 +220,12 @@ def connection(path: Path, durable: bool = True) -> Iterator[sqlite3.Connection]
     """
     if not path.is_file():
         raise DataError(f"There is no privacy ledger at {path}.")
-    with explained(path), closing(_connected(path, "EXTRA")) if durable else _newest.of(path) as db:
+    with explained(path), closing(_connect(path, "EXTRA")) if durable else _newest.of(path) as db:
         _check_format(db, path)
         yield db
 
 
-def _connected(path: Path, synchronous: str) -> sqlite3.Connection:
+def _connect(path: Path, synchronous: str) -> sqlite3.Connection:
     # "rw" never creates a file, and rolls back what a killed process left half done.
     db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=rw", uri=True, timeout=_WAIT_SECONDS, isolation_level=None)
     db.execute(f"PRAGMA synchronous = {synchronous}")
@@ -254,7 +254,7 @@ class _Newest(threading.local):
         """A connection to the file, opened anew where another process, or anything but this connection, wrote it."""
         if self._db is None or self._file != _stamp(path) or self._db.in_transaction:
             self.forget()
-            self._db = _connected(path, "OFF")
+            self._db = _connect(path, "OFF")
         try:
             yield self._db
         finally:

@@ -1,6 +1,6 @@
 """What ledgers say, as the JSON that the command line prints and a run's summary carries; an infinite epsilon is None.
 
-A statement is read from the file. The function ``detailed`` adds what follows from its events: other deltas, each run by
+A statement is read from the file. The function ``with_details`` adds what follows from its events: other deltas, each run by
 itself, what left outside epsilon, and what still fits into the budget.
 """
 
@@ -45,7 +45,7 @@ def statements(ledgers: Sequence[Ledger]) -> list[Statement]:
     recorded = read_sites(path, [ledger.site for ledger in ledgers])
     with explained(path):
         sites = [(ledger.terms, recorded[ledger.site]) for ledger in ledgers]
-        return [statement(terms, own.history, [row.shown() for row in own.rows], own.intact) for terms, own in sites]
+        return [statement(terms, own.history, [row.as_dict() for row in own.rows], own.intact) for terms, own in sites]
 
 
 def statement(terms: Terms, history: History | None, events: Sequence[dict[str, Any]], intact: bool) -> Statement:
@@ -86,7 +86,7 @@ def statement_of(statements: Sequence[Statement]) -> Statement:
     )  # fmt: skip
 
 
-def detailed(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
+def with_details(statement: Statement, deltas: Sequence[float] = ()) -> Statement:
     """The statement with ``at``, ``runs``, ``outside`` and ``room``.
 
     at: epsilon at each of ``deltas``, or at the next three powers of ten below the statement's own.

@@ -31,7 +31,7 @@ from polyclinic.privacy.accounting import (
 )
 from polyclinic.privacy.accounting.filter import MOST_SINGLES, Piece, filter_epsilon, is_gaussian
 from polyclinic.privacy.accounting.risk import Risk, risk, worst
-from polyclinic.privacy.events import Composition, merged
+from polyclinic.privacy.events import Composition, merge_events
 from polyclinic.privacy.streams import LEAST_DELTA
 
 # Entries and how often each was charged, or is planned to be, in order of the entries.
@@ -117,13 +117,13 @@ def entry_of(event: DpEvent) -> str:
         '{"noise_multiplier": 4.0, "type": "GaussianDpEvent"}'
     """
     try:
-        return _written(event)
+        return _event_text(event)
     except TypeError:  # a composition anywhere in it holds a list, which no cache can keep
-        return _written.__wrapped__(event)
+        return _event_text.__wrapped__(event)
 
 
 @lru_cache(maxsize=256)
-def _written(event: DpEvent) -> str:
+def _event_text(event: DpEvent) -> str:
     return json.dumps(event_to_json(event), sort_keys=True)
 
 
@@ -158,7 +158,7 @@ def read_plan(text: str) -> Spent:
         if len(plan) > _MOST_ENTRIES or not all(0 < count <= _MOST_PLANNED for _, count in plan):
             raise ValueError(f"at most {_MOST_ENTRIES} charges, each at most {_MOST_PLANNED:g} times, may be declared")
         # Not from the cache, where 2 and 2.0 are one event: whichever text came first would stand for both.
-        canonical = {_written.__wrapped__(event_from_json(json.loads(entry))) for entry, _ in plan}
+        canonical = {_event_text.__wrapped__(event_from_json(json.loads(entry))) for entry, _ in plan}
         if sorted(canonical) != [entry for entry, _ in plan]:
             raise ValueError("an event is not written as the ledger writes it")
         if len(_composition(plan)) > _MOST_ENTRIES:
@@ -206,7 +206,7 @@ def check_plan(text: str, relation: Relation) -> None:
         >>> plan = plan_text([(RandomizedResponseDpEvent(0.5, 2), 1)])
         >>> check_plan(plan, "replace-one")  # under "add-remove" it is a ConfigError
     """
-    composition_of(composed(read_plan(text)), relation)
+    composition_of(compose_spent(read_plan(text)), relation)
 
 
 def to_text(history: History) -> str:
@@ -352,12 +352,12 @@ def accountable() -> Iterator[None]:
 
 
 @accountable()
-def composed(spent: Spent) -> DpEvent:
+def compose_spent(spent: Spent) -> DpEvent:
     """The recorded events as one. Raises LookupError for an entry that cannot be accounted.
 
     Examples:
         >>> from polyclinic.privacy.events import gaussian_event
-        >>> merged(composed(((entry_of(gaussian_event(2.0)), 4),)))
+        >>> merge_events(compose_spent(((entry_of(gaussian_event(2.0)), 4),)))
         ((GaussianDpEvent(noise_multiplier=1.0), 1),)
     """
     return ComposedDpEvent([SelfComposedDpEvent(event_from_json(json.loads(entry)), count) for entry, count in spent])
@@ -376,7 +376,7 @@ def check_told(history: History, relation: Relation) -> None:
             ...
         LookupError: Randomised response answers for a patient who is there: relation must be 'replace-one'.
     """
-    composition_of(composed(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
+    composition_of(compose_spent(tuple((entry, _MOST_SITES * count) for entry, count in flat(history))), relation)
     pieces_of(history)
 
 
@@ -415,7 +415,7 @@ def filtered_epsilon(history: History, terms: Terms) -> float:
         >>> round(epsilon_of(history, terms), 2), round(filtered_epsilon(history, terms), 2)
         (0.93, 0.94)
     """
-    return _filtered(history, terms.delta, terms.relation)
+    return _history_epsilon(history, terms.delta, terms.relation)
 
 
 def is_affordable(history: History, terms: Terms) -> bool:
@@ -498,7 +498,7 @@ def is_costly(entry: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def _composition(spent: Spent) -> Composition:
-    return merged(composed(spent))
+    return merge_events(compose_spent(spent))
 
 
 def _is_gaussian(entry: str) -> bool:
@@ -507,8 +507,8 @@ def _is_gaussian(entry: str) -> bool:
 
 @lru_cache(maxsize=4096)
 @accountable()
-def _filtered(history: History, delta: float, relation: Relation) -> float:
-    composition_of(composed(flat(history)), relation)  # refuses what means nothing under the relation
+def _history_epsilon(history: History, delta: float, relation: Relation) -> float:
+    composition_of(compose_spent(flat(history)), relation)  # refuses what means nothing under the relation
     return filter_epsilon(pieces_of(history), delta, relation)
 
 
@@ -516,7 +516,7 @@ def _filtered(history: History, delta: float, relation: Relation) -> float:
 @lru_cache(maxsize=4096)
 @accountable()
 def _epsilon(spent: Spent, delta: float, accountant: Accountant, relation: Relation, quick: bool) -> float:
-    return epsilon(composed(spent), delta, accountant, relation, quick)
+    return epsilon(compose_spent(spent), delta, accountant, relation, quick)
 
 
 def epsilon_together(histories: Sequence[History], most: int, terms: Terms) -> float:
@@ -553,7 +553,7 @@ def risk_of(history: History, relation: Relation) -> Risk:
         >>> round(risk_of(with_charge((), "run-1", entry_of(gaussian_event(4.0))), "add-remove").advantage, 2)
         0.1
     """
-    return risk(composed(flat(history)), relation)
+    return risk(compose_spent(flat(history)), relation)
 
 
 def risk_together(histories: Sequence[History], most: int, relation: Relation) -> Risk:

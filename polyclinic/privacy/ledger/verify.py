@@ -25,13 +25,13 @@ from polyclinic.privacy.ledger.file import (
     Recorded,
     Row,
     beginning,
+    charge_text,
     damages,
     genesis,
     read_sites,
     strays,
-    written,
 )
-from polyclinic.privacy.ledger.statements import Statement, detailed, statement
+from polyclinic.privacy.ledger.statements import Statement, statement, with_details
 from polyclinic.privacy.ledger.terms import History, Terms, epsilon_of, read_plan, with_charge
 
 # Two machines' arithmetic differs by far less, and an edit that matters by far more.
@@ -60,7 +60,7 @@ class Finding:
 
 
 def verify_all(path: Path, site: str | None = None) -> list[Statement]:
-    """``verified`` of one site of a file, or of all.
+    """``verify_site`` of one site of a file, or of all.
 
     Charges of sites whose terms are gone are findings of their own. What SQLite finds wrong with the file is a finding of
     every site.
@@ -77,7 +77,7 @@ def verify_all(path: Path, site: str | None = None) -> list[Statement]:
     """
     ledgers = [Ledger.read(path, site)] if site is not None else [*Ledger.read_all(path).values()]
     by_site = read_sites(path, [ledger.site for ledger in ledgers])
-    statements = [verified(ledger.terms, by_site[ledger.site]) for ledger in ledgers]
+    statements = [verify_site(ledger.terms, by_site[ledger.site]) for ledger in ledgers]
     damaged = [f"SQLite finds the file damaged ({problem})" for problem in damages(path)]
     for stated in statements:
         _add(stated, [Finding(stated["site"], None, problem) for problem in damaged])
@@ -92,7 +92,7 @@ def _add(site: Statement, findings: Sequence[Finding]) -> None:
     site["intact"] = not site["findings"]
 
 
-def verified(terms: Terms, recorded: Recorded) -> Statement:
+def verify_site(terms: Terms, recorded: Recorded) -> Statement:
     """A site's statement with its ``findings``; ``intact`` only where there are none.
 
     It checks
@@ -107,7 +107,7 @@ def verified(terms: Terms, recorded: Recorded) -> Statement:
     Examples:
         >>> import tempfile
         >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
-        >>> site = verified(ledger.terms, ledger.recorded())
+        >>> site = verify_site(ledger.terms, ledger.read_site())
         >>> site["epsilon"], site["budget"], site["intact"]
         (0.0, 3.0, True)
     """
@@ -162,9 +162,9 @@ def _covers(recorded: float, least: float) -> bool:
 def _legible(row: Row) -> dict[str, Any]:
     """A charge of a statement; an event that is no JSON, as text."""
     try:
-        return row.shown()
+        return row.as_dict()
     except (LookupError, ValueError):
-        return row._replace(event=json.dumps(row.event, default=repr)).shown()
+        return row._replace(event=json.dumps(row.event, default=repr)).as_dict()
 
 
 def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[Statement]:
@@ -194,7 +194,7 @@ def export(ledgers: Sequence[Ledger], out: Path, force: bool = False) -> list[St
     if not out.parent.is_dir():
         raise ConfigError(f"--out names the folder {out.parent}, which does not exist.")
     sites = read_sites(ledgers[0].path, [ledger.site for ledger in ledgers])
-    statements = [verified(ledger.terms, sites[ledger.site]) for ledger in ledgers]
+    statements = [verify_site(ledger.terms, sites[ledger.site]) for ledger in ledgers]
     _write(out, formats[out.suffix](statements, sites), force)
     return statements
 
@@ -204,10 +204,10 @@ def _as_json(statements: Sequence[Statement], by_site: dict[str, Recorded]) -> s
     for stated in statements:
         recorded = by_site[stated["site"]]
         events = [
-            {**event, "recorded": written(row), "hash": str(row.hash)}
+            {**event, "recorded": charge_text(row), "hash": str(row.hash)}
             for event, row in zip(stated["events"], recorded.rows, strict=True)
         ]
-        more = detailed(stated) if stated["epsilon"] is not None else stated
+        more = with_details(stated) if stated["epsilon"] is not None else stated
         chain = {"begun": beginning(recorded.terms), "genesis": genesis(recorded.terms), "head": recorded.head}
         sites.append({**more, **chain, "events": events})
     return json.dumps({"hashes": _RULE, "sites": sites}, indent=1, allow_nan=False) + "\n"

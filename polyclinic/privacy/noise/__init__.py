@@ -18,7 +18,7 @@ __all__ = ["NOISE", "NoiseProcess", "Participation", "PrefixError", "State", "er
 NOISE = {
     "independent": "polyclinic.privacy.noise.factorisations:Independent",
     "sqrt-toeplitz": "polyclinic.privacy.noise.factorisations:SquareRoot",
-    "banded": "polyclinic.privacy.noise.factorisations:Banded.designed",
+    "banded": "polyclinic.privacy.noise.factorisations:Banded.design",
     "blt": "polyclinic.privacy.noise.factorisations:Buffered",
     "dense": "polyclinic.privacy.noise.factorisations:Dense",
     "tree": "polyclinic.privacy.noise.tree:Tree",

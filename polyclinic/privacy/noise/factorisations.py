@@ -77,7 +77,7 @@ class SquareRoot:
         return step
 
     def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
-        return combined(memory, draws, lambda end: self.inverse[end - 1 :: -1])
+        return combine(memory, draws, lambda end: self.inverse[end - 1 :: -1])
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Banded:
         check_objective(self.objective)
 
     @classmethod
-    def designed(
+    def design(
         cls, steps: int, participation: Participation, bands: int | None = None, objective: Objective = "max"
     ) -> Banded:
         """A banded factorisation for a participation.
@@ -180,8 +180,8 @@ def _optimal_bands(steps: int, bands: int, objective: Objective) -> Reals:
         value, gradient = log_loss(column, lambda x: lfilter([1.0], column[:bands], x), once, objective)
         return value, gradient[1:bands]
 
-    column[1:bands] = minimised(loss, SquareRoot(bands).coefficients[1:])
-    return shared(column[:bands] / np.linalg.norm(column[:bands]))
+    column[1:bands] = minimise(loss, SquareRoot(bands).coefficients[1:])
+    return freeze(column[:bands] / np.linalg.norm(column[:bands]))
 
 
 @dataclass(frozen=True)
@@ -238,11 +238,11 @@ def _optimal_buffers(
 ) -> tuple[Reals, Reals]:
     lag = np.arange(steps - 1)
 
-    def unpacked(values: Reals) -> tuple[Reals, Reals]:
+    def unpack(values: Reals) -> tuple[Reals, Reals]:
         return np.exp(values[:buffers]), 1 / (1 + np.exp(-values[buffers:]))
 
     def loss(values: Reals) -> tuple[float, Reals]:
-        scale, decay = unpacked(values)
+        scale, decay = unpack(values)
         column = _column(steps, scale, decay)
         value, gradient = log_loss(column, lambda x: _solve(scale, decay, x), participation, objective)
         powers = decay[:, None] ** lag
@@ -253,9 +253,9 @@ def _optimal_buffers(
     gap = np.geomspace(0.5, 1 / (steps + 1), buffers + 1)[:buffers]
     scale = 0.5 * np.sqrt(gap) / np.sqrt(gap).sum()
     start = np.concatenate([np.log(scale), np.log((1 - gap) / gap)])
-    scale, decay = unpacked(minimised(loss, start, [(-30.0, 0.0)] * buffers + [(-20.0, 20.0)] * buffers))
+    scale, decay = unpack(minimise(loss, start, [(-30.0, 0.0)] * buffers + [(-20.0, 20.0)] * buffers))
     order = np.argsort(-decay)
-    return shared(scale[order]), shared(decay[order])
+    return freeze(scale[order]), freeze(decay[order])
 
 
 def _column(steps: int, scale: Reals, decay: Reals) -> Reals:
@@ -300,7 +300,7 @@ class Dense:
 
     def advance(self, step: int, memory: Reals, draws: Reals) -> tuple[Reals, Reals]:
         inverse = _optimal_dense(self.steps)[1]
-        return combined(memory, draws, lambda end: inverse[end - 1, :end])
+        return combine(memory, draws, lambda end: inverse[end - 1, :end])
 
 
 @lru_cache(maxsize=4)
@@ -323,10 +323,10 @@ def _optimal_dense(steps: int) -> tuple[Reals, Reals]:
     strategy = root / np.outer(np.sqrt(v), np.sqrt(v))  # of unit diagonal, also short of convergence
     # The lower triangular C with C^T C = X is the Cholesky factor of X read backwards, transposed and read backwards.
     c = np.linalg.cholesky(strategy[::-1, ::-1]).T[::-1, ::-1]
-    return shared(c), shared(np.linalg.inv(c))
+    return freeze(c), freeze(np.linalg.inv(c))
 
 
-def combined(past: Reals, draws: Reals, weights: Callable[[int], Reals]) -> tuple[Reals, Reals]:
+def combine(past: Reals, draws: Reals, weights: Callable[[int], Reals]) -> tuple[Reals, Reals]:
     """Rows ``weights(end)`` times the first ``end`` draws, for each new draw, and all draws so far.
 
     Args:
@@ -377,7 +377,7 @@ def log_loss(
     return float(np.log(squared) + np.log(variance)), gradient
 
 
-def minimised(
+def minimise(
     loss: Callable[[Reals], tuple[float, Reals]], start: Reals, bounds: list[tuple[float, float]] | None = None
 ) -> Reals:
     """The point near ``start`` where the loss has a minimum: L-BFGS-B to the last digits it finds.
@@ -394,7 +394,7 @@ def minimised(
     return minimiser
 
 
-def shared(values: Reals) -> Reals:
+def freeze(values: Reals) -> Reals:
     """The same array, no longer to be written to: what processes share must not change under one of them."""
     values.setflags(write=False)
     return values

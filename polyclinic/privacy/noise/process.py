@@ -113,7 +113,7 @@ class NoiseProcess:
         Raises:
             ConfigError: if the steps go beyond the last, or the state is not one of this process at this width.
         """
-        step, memory = self._restored(state, width)
+        step, memory = self._restore(state, width)
         if steps < 0 or step + steps > self.steps:
             raise ConfigError(
                 f"The noise process {self.name!r} has {self.steps} steps, of which {step} are drawn; {steps} more were asked."
@@ -147,7 +147,7 @@ class NoiseProcess:
     def _fresh(self, width: int) -> Reals:
         return np.zeros((self.factorisation.rows_kept(0), width))
 
-    def _restored(self, state: Mapping[str, npt.NDArray[Any]], width: int) -> tuple[int, Reals]:
+    def _restore(self, state: Mapping[str, npt.NDArray[Any]], width: int) -> tuple[int, Reals]:
         if not state:
             return 0, self._fresh(width)
         torn = ConfigError(f"The kept state is not one of the noise process {self.name!r} with {width} parameters.")

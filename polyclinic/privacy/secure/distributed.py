@@ -120,7 +120,7 @@ class SumTerms:
         largest = float(np.abs(given).max(initial=0.0))
         return self.units == 1 or float(np.spacing(largest)) <= self.step / 4
 
-    def rounded(self, update: Reals, weight: float, stream: Stream) -> Ints:
+    def round_update(self, update: Reals, weight: float, stream: Stream) -> Ints:
         """``weight`` times the clipped update in steps of the grid, as (size,) integers.
 
         One unit is rounded at random so that the mean is kept, and the integers' L2 norm is at most ``sensitivity``, checked on
@@ -150,7 +150,7 @@ class SumTerms:
                 return candidate
         return np.trunc(exact).astype(np.int64)
 
-    def noised(self, integers: Ints, stream: Stream) -> Ints:
+    def add_noise(self, integers: Ints, stream: Stream) -> Ints:
         """The integers and this hospital's share of the noise."""
         if not self.noise_multiplier:
             return integers

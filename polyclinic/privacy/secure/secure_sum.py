@@ -54,7 +54,7 @@ def public_key(seed: bytes) -> bytes:
 
 def private_key(seed: bytes) -> X25519PrivateKey:
     """The private key that follows from ``seed``."""
-    return X25519PrivateKey.from_private_bytes(_derived(seed, "private key"))
+    return X25519PrivateKey.from_private_bytes(_derive(seed, "private key"))
 
 
 @lru_cache(maxsize=4096)
@@ -79,7 +79,7 @@ def agree(own: X25519PrivateKey, their_public_key: bytes, purpose: str) -> bytes
         ValueError: for an impossible key.
     """
     shared = own.exchange(X25519PublicKey.from_public_bytes(their_public_key))
-    return _derived(shared, f"agreed {purpose}")
+    return _derive(shared, f"agreed {purpose}")
 
 
 def seal(key: bytes, text: bytes, sender: int, receiver: int) -> bytes:
@@ -173,7 +173,7 @@ def own_mask(seed: bytes, size: int, word: np.dtype[Any]) -> Words:
         size: Number of words.
         word: The unsigned integers.
     """
-    return _words(_derived(seed, "own mask"), size, word)
+    return _words(_derive(seed, "own mask"), size, word)
 
 
 def pair_masks(
@@ -199,7 +199,7 @@ def pair_masks(
     return total
 
 
-def _derived(secret: bytes, purpose: str) -> bytes:
+def _derive(secret: bytes, purpose: str) -> bytes:
     info = f"polyclinic secure aggregation: {purpose}".encode()
     return HKDF(algorithm=SHA256(), length=KEY_BYTES, salt=None, info=info).derive(secret)
 

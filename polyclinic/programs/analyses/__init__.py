@@ -157,7 +157,7 @@ class Analysis(Statistic):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> ExactSumsTask:
         task = ExactSumsTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def price(self, settings: TrainSettings, begun: bool = False) -> DpEvent:
         """As of every program. Raises ConfigError for a private run of which exact sums are asked: its method keeps none back."""

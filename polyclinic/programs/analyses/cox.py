@@ -55,7 +55,7 @@ class Cox(Analysis):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> CoxTask:
         task = CoxTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def check_noise(self, schema: Schema, noise_multiplier: float, noise: float, fewest: float) -> None:
         """Check that the noise leaves the patients' information, and that a secure sum would not cut sums short.

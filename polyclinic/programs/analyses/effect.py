@@ -69,7 +69,7 @@ class Effect(Analysis):
         effects = _effects(method, arrays, arms)
         names, (before, after, noise) = (
             [method.layout.names[place] for place in method.places],
-            method.standardised(arrays),
+            method.standardised_differences(arrays),
         )
         rows = tuple(zip(names, before.tolist(), after.tolist(), noise.tolist(), strict=True))
         headings = ("Covariate", "Before weighting", "After", "Noise")

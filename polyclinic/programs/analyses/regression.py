@@ -72,7 +72,7 @@ class Regression(Analysis):
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> RegressionTask:
         task = RegressionTask(self.method(schema), name=self.config.task)
-        return task if question is None else task.asked(question)
+        return task if question is None else task.with_question(question)
 
     def half(self, schema: Schema, classes: Sequence[float], learning_rate: float) -> RegressionHalf:
         return RegressionHalf(self.method(schema), self.classes(schema, classes), self.meta != "none")

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
-from polyclinic.synthesis.flows.fills import Law, Laws, filled
+from polyclinic.synthesis.flows.fills import Law, Laws, fill_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Bools, Floats
 
@@ -46,7 +46,7 @@ class Coordinates:
         """The numbers of v before its label."""
         return self.layout.features if self.complete else self._last
 
-    def drawn(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
+    def draw(self, z: Floats, rng: np.random.Generator, laws: Laws | None = None) -> tuple[Floats, Floats]:
         """(n, V) v of rows ``z``, and (n,) the log-density of the noise less the log of the change of volume.
 
         The mean over draws of density(v) / exp(second) is the density of z, with ``complete`` of its cells that are
@@ -72,7 +72,7 @@ class Coordinates:
         if laws is None:
             standard = Law(np.zeros(free), np.eye(free))
             laws = {int(label): standard for label in np.unique(labels)}
-        v, log_fill = filled(v[:, :free], absent, labels, laws, normal[:, :free], low, high)
+        v, log_fill = fill_rows(v[:, :free], absent, labels, laws, normal[:, :free], low, high)
         return np.concatenate([v, z[:, self._last :]], axis=1), log_noise[:, :free].sum(1) + log_fill
 
     def missing(self, z: Floats) -> Bools:

@@ -50,7 +50,7 @@ def law_of(inverse: Callable[[Floats], Floats], features: int, low: Floats, high
     return Law(v.mean(0), covariance + np.diag(_RIDGE * np.maximum(np.diag(covariance), 1.0)))
 
 
-def filled(
+def fill_rows(
     v: Floats, absent: Bools, labels: Ints, laws: Laws, normal: Floats, low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
     """(n, F) rows with ``absent`` cells drawn, and the (n,) log-density of that.
@@ -79,7 +79,7 @@ def filled(
 def _conditional(
     v: Floats, absent: Bools, law: Law, normal: Floats, low: Floats, high: Floats
 ) -> tuple[Floats, Floats]:
-    """As ``filled``, of one law: the rows' inverse covariances hold the conditional law's precision."""
+    """As ``fill_rows``, of one law: the rows' inverse covariances hold the conditional law's precision."""
     # With the rows and columns of absent cells exchanged for those of the identity, the inverse is that of the others alone.
     both = absent[:, :, None] | absent[:, None, :]
     seen = np.where(both, np.eye(len(law.mean)), law.covariance)

@@ -12,7 +12,7 @@ import torch
 
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.models.flows import KINDS, ConditionalFlow, flow
-from polyclinic.models.tabular import filled
+from polyclinic.models.tabular import fill_module
 from polyclinic.synthesis.flows.coordinates import Coordinates
 from polyclinic.synthesis.flows.fills import Laws, law_of
 from polyclinic.synthesis.layout import Layout
@@ -74,9 +74,9 @@ class Recipe:
         features = self.coordinates.features
         return self.base or (np.zeros(features), np.eye(features))
 
-    def filled(self, arrays: Arrays) -> ConditionalFlow:
+    def flow_of(self, arrays: Arrays) -> ConditionalFlow:
         """The flow with ``arrays``. Raises ValueError where names or shapes are those of another."""
-        return cast(ConditionalFlow, filled(self.module, arrays)).eval()
+        return cast(ConditionalFlow, fill_module(self.module, arrays)).eval()
 
     @property
     def coordinates(self) -> Coordinates:
@@ -89,7 +89,7 @@ class Recipe:
 
         def inverse(label: int, base: Floats) -> Floats:
             context = torch.eye(self.layout.classes, dtype=torch.float64)[label].expand(len(base), -1)
-            drawn: Floats = flow.drawn(torch.from_numpy(base), context).numpy()
+            drawn: Floats = flow.draw(torch.from_numpy(base), context).numpy()
             return drawn
 
         return {k: law_of(partial(inverse, k), places.features, *places.limits) for k in map(int, classes)}

@@ -48,23 +48,23 @@ class FlowRows:
         layout, places = self.layout, self.recipe.coordinates
         if labels is None:
             labels = rng.choice(layout.classes, rows, p=self.classes / self.classes.sum()).astype(np.int64)
-        v = self._drawn(labels, rng)
+        v = self._draw(labels, rng)
         again = np.flatnonzero(~places.inside(v)) if self.recipe.redraw else np.empty(0, dtype=np.int64)
         for _ in range(_TRIES):
             if not len(again):
                 return places.rows(v)
-            v[again] = self._drawn(labels[again], rng)
+            v[again] = self._draw(labels[again], rng)
             again = again[~places.inside(v[again])]
         raise DataError(f"{len(again)} of {rows} rows of the flow are not within public bounds after {_TRIES} draws.")
 
-    def _drawn(self, labels: Ints, rng: np.random.Generator) -> Floats:
+    def _draw(self, labels: Ints, rng: np.random.Generator) -> Floats:
         """(n, D) in the flow's coordinates, given (n,) labels."""
         layout = self.layout
         context = np.eye(layout.classes)[labels]
-        module = self.recipe.filled(self.flow).double()
+        module = self.recipe.flow_of(self.flow).double()
         base = rng.standard_normal((len(labels), self.recipe.coordinates.features))
         pieces = [
-            module.drawn(
+            module.draw(
                 torch.from_numpy(base[i : i + _AT_ONCE]), torch.from_numpy(context[i : i + _AT_ONCE])
             ).numpy()
             for i in range(0, len(labels), _AT_ONCE)
@@ -85,12 +85,12 @@ class FlowRows:
             draws: What the flow says of a cell or of a missing number is a mean over so many draws. It is exact without
                 such places and otherwise rather low than high.
         """
-        module = self.recipe.filled(self.flow).double()
+        module = self.recipe.flow_of(self.flow).double()
         whole = replace(self.recipe.coordinates, spread=1.0)  # what is drawn anywhere in a cell becomes its number
         laws = self.recipe.laws(module, np.unique(self.layout.labels(z[whole.missing(z)])))
         log_densities = np.empty((draws, len(z)))
         for draw in range(draws):
-            v, log_noise = whole.drawn(z, rng, laws)
+            v, log_noise = whole.draw(z, rng, laws)
             with torch.no_grad():
                 log_densities[draw] = -module(torch.from_numpy(v))[:, 0].numpy() - log_noise
         chances = self.classes / self.classes.sum()
@@ -103,7 +103,7 @@ class FlowRows:
         if not self.recipe.redraw:
             return np.zeros(self.layout.classes)
         return np.log([
-            max(self.recipe.coordinates.inside(self._drawn(np.full(_AT_ONCE, k), rng)).mean(), 1 / _AT_ONCE)
+            max(self.recipe.coordinates.inside(self._draw(np.full(_AT_ONCE, k), rng)).mean(), 1 / _AT_ONCE)
             for k in range(self.layout.classes)
         ])  # fmt: skip
 
@@ -140,5 +140,5 @@ class FlowRows:
         if _BASE[0] in arrays:
             mean, root = (np.asarray(arrays[name], dtype=np.float64) for name in _BASE)
             recipe = replace(recipe, base=(mean, root))
-        recipe.filled(flow)
+        recipe.flow_of(flow)
         return cls(recipe, flow, np.asarray(arrays["classes"], dtype=np.float64))

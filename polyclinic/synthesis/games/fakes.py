@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
-from polyclinic.models.tabular import filled
+from polyclinic.models.tabular import fill_module
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Floats, Ints
@@ -29,7 +29,7 @@ def generator_of(game: Game, layout: Layout, arrays: Mapping[str, np.ndarray]) -
     Raises:
         ValueError: Names or shapes differ.
     """
-    return filled(lambda: game.generator(layout), arrays)
+    return fill_module(lambda: game.generator(layout), arrays)
 
 
 def with_labels(features: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -86,7 +86,7 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
     others = torch.full_like(labels, layout.classes - 1), game.latents(8, np.random.default_rng(1))
     mine = torch.arange(8) < 4
 
-    def drawn(is_own: Tensor) -> Tensor:
+    def draw_features(is_own: Tensor) -> Tensor:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.default_generator.manual_seed(0)
             features: Tensor = generator(
@@ -95,11 +95,13 @@ def check_generator(generator: nn.Module, game: Game, layout: Layout) -> None:
             return features
 
     generator.eval()
-    together = drawn(mine | ~mine)
+    together = draw_features(mine | ~mine)
     for selected in (mine, ~mine):
-        if not torch.allclose(drawn(selected)[selected], together[selected], rtol=1e-4, atol=1e-6, equal_nan=True):
+        if not torch.allclose(
+            draw_features(selected)[selected], together[selected], rtol=1e-4, atol=1e-6, equal_nan=True
+        ):
             raise ConfigError("The game's generator mixes rows: one patient's label changes another's generated row.")
-    if not torch.allclose(drawn(mine | ~mine), together, rtol=1e-4, atol=1e-6, equal_nan=True):
+    if not torch.allclose(draw_features(mine | ~mine), together, rtol=1e-4, atol=1e-6, equal_nan=True):
         raise ConfigError("The game's generator remembers rows: those drawn before change later ones.")
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from polyclinic.models.tabular import filled
+from polyclinic.models.tabular import fill_module
 from polyclinic.privacy.streams import generator as keyed
 from polyclinic.synthesis.games.fakes import generator_of, with_labels
 from polyclinic.synthesis.games.game import Game, Loss
-from polyclinic.synthesis.games.state import GeneratorState, advanced
+from polyclinic.synthesis.games.state import GeneratorState, advance
 from polyclinic.synthesis.layout import Layout
 from polyclinic.types import Arrays, Floats
 
@@ -78,7 +78,7 @@ def generator_steps(play: Play, critic: Arrays, state: GeneratorState, steps: in
     if not all(np.isfinite(value).all() for value in critic.values()):
         return state.undone()
     ring = (*state.ring, critic)[-game.ring :]
-    critics = [filled(lambda: game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
+    critics = [fill_module(lambda: game.critic(layout), arrays).eval().requires_grad_(False) for arrays in ring]
     generator = generator_of(game, layout, state.weights).train()
     optimizer = _optimizer(game, generator, state, game.rate(round, play.rounds))
     average = {name: torch.from_numpy(np.array(value)) for name, value in state.average.items()}
@@ -104,7 +104,7 @@ def generator_steps(play: Play, critic: Arrays, state: GeneratorState, steps: in
         state, weights=weights, average=_arrays(average), moments=_moments(optimizer, generator), ring=ring,
         steps=state.steps + steps, diverged=False,
     )  # fmt: skip
-    return advanced(game, moved, accuracies)
+    return advance(game, moved, accuracies)
 
 
 def _arrays(tensors: dict[str, Tensor]) -> Arrays:
@@ -148,7 +148,7 @@ def _moments(optimizer: torch.optim.Optimizer, generator: nn.Module) -> Arrays:
     }  # fmt: skip
 
 
-def penalised(play: Play, critic: Arrays, state: GeneratorState, round: int, rate: float) -> Arrays:
+def penalise(play: Play, critic: Arrays, state: GeneratorState, round: int, rate: float) -> Arrays:
     """The critic after the game's steps on the penalty (|gradient at a generated row| - 1)^2, at the server.
 
     Gulrajani et al. 2017 take it between real and generated rows; on generated rows alone no record is needed, so that
@@ -168,7 +168,7 @@ def penalised(play: Play, critic: Arrays, state: GeneratorState, round: int, rat
     game, layout = play.game, play.layout
     if not game.penalty:
         return critic
-    module = filled(lambda: game.critic(layout), critic)
+    module = fill_module(lambda: game.critic(layout), critic)
     generator = generator_of(game, layout, state.weights).eval()
     rng = keyed(play.seed, "penalty", round)
     front = game.front(layout)

@@ -42,17 +42,17 @@ class Front:
 
     def forth(self, z: Tensor) -> Tensor:
         """(n, >= F) rows as the critic sees them; differentiable."""
-        return self._mapped(z, 1)
+        return self._map(z, 1)
 
     def back(self, u: Tensor) -> Tensor:
         """The inverse of ``forth``, up to rounding."""
-        return self._mapped(u, 2)
+        return self._map(u, 2)
 
     def rows(self, z: Floats) -> Floats:
         """``forth`` of (n, D) float64 numbers."""
         return self.forth(torch.tensor(z, dtype=torch.float64)).numpy()
 
-    def _mapped(self, x: Tensor, which: int) -> Tensor:
+    def _map(self, x: Tensor, which: int) -> Tensor:
         if not self._matrices:
             return x
         pieces, begin = [], 0
@@ -139,17 +139,17 @@ def _number(raw: Tensor, hard: bool) -> Tensor:
 
 def _zero_or_one(raw: Tensor, hard: bool) -> Tensor:
     soft = torch.sigmoid(raw)
-    return _rounded(soft, (soft > 0.5).to(soft)) if hard else soft
+    return _straight_through(soft, (soft > 0.5).to(soft)) if hard else soft
 
 
 def _one_hot(raw: Tensor, hard: bool) -> Tensor:
     soft = torch.softmax(raw, 1)
-    return _rounded(soft, nn.functional.one_hot(soft.argmax(1), soft.shape[1]).to(soft)) if hard else soft
+    return _straight_through(soft, nn.functional.one_hot(soft.argmax(1), soft.shape[1]).to(soft)) if hard else soft
 
 
 def _one_hot_or_none(raw: Tensor, hard: bool) -> Tensor:
     return _one_hot(torch.cat([torch.zeros_like(raw[:, :1]), raw], 1), hard)[:, 1:]
 
 
-def _rounded(soft: Tensor, whole: Tensor) -> Tensor:
+def _straight_through(soft: Tensor, whole: Tensor) -> Tensor:
     return whole + (soft - soft.detach())

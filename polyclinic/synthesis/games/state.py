@@ -101,7 +101,7 @@ def due(game: Game, state: GeneratorState, critic_steps: int) -> tuple[int, Gene
     return owed // ratio, replace(state, owed=owed % ratio)
 
 
-def advanced(game: Game, state: GeneratorState, accuracies: Sequence[float]) -> GeneratorState:
+def advance(game: Game, state: GeneratorState, accuracies: Sequence[float]) -> GeneratorState:
     """The state after steps at which the critic called these shares of the generated rows generated.
 
     Args:

@@ -44,7 +44,7 @@ def split(values: NDArray[Number], sizes: Ints) -> list[NDArray[Number]]:
     return np.split(values, np.cumsum(sizes)[:-1])
 
 
-def mapped(cells: Ints, merged: Ints, table: Table) -> Ints:
+def map_cells(cells: Ints, merged: Ints, table: Table) -> Ints:
     """(n, A) cells after merging.
 
     Args:
@@ -60,7 +60,7 @@ def merged_sizes(merged: Ints, table: Table) -> Ints:
     return np.maximum.reduceat(merged, table.starts) + 1
 
 
-def added(values: Floats, merged: Ints) -> Floats:
+def sum_parts(values: Floats, merged: Ints) -> Floats:
     """(parts,) sums of one column's values over the cells of each part."""
     return np.asarray(np.bincount(merged, values), dtype=np.float64)
 
@@ -141,7 +141,7 @@ def groups(table: Table, frequencies: Floats, merged: Ints) -> Ints:
     grouped = []
     shares = zip(table.attributes, split(frequencies, table.sizes), split(merged, table.sizes), strict=True)
     for attribute, own, numbers in shares:
-        grouped.append(_groups(attribute, added(np.maximum(own, 0.0), numbers))[numbers])
+        grouped.append(_groups(attribute, sum_parts(np.maximum(own, 0.0), numbers))[numbers])
     return np.concatenate(grouped)
 
 

@@ -49,7 +49,7 @@ class Measured:
         return cells
 
 
-def asked(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> csr_matrix:
+def sum_matrix(sizes: Ints, measured: Sequence[Measured], cliques: Sequence[Clique]) -> csr_matrix:
     """(values of all, cells of the cliques' tables) which cells each measured value adds up.
 
     Args:
@@ -110,7 +110,7 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
     """
     cliques = tuple(dict.fromkeys(marginal.clique for marginal in measured))
     field = Field(sizes, *order_of(len(sizes) - 1, maximal(sizes, cliques), len(sizes)), cliques)
-    adds = asked(sizes, measured, cliques)
+    adds = sum_matrix(sizes, measured, cliques)
     values = np.concatenate([marginal.values for marginal in measured])
     deviation = np.concatenate([marginal.deviation for marginal in measured])
     start, weights = _independent(sizes, measured, cliques), np.zeros(len(values))
@@ -121,7 +121,7 @@ def fit(sizes: Ints, measured: Sequence[Measured]) -> tuple[Field, Floats]:
 
         def dual(scaled: Floats, slack: Floats = slack, scale: Floats = scale) -> tuple[float, Floats]:
             weights = scaled * scale
-            total, marginals = field.evaluated((start + adds.T @ weights)[None])
+            total, marginals = field.evaluate((start + adds.T @ weights)[None])
             slope = adds @ marginals[0] - values + slack * weights
             return float(total[0] - values @ weights + 0.5 * slack @ weights**2), slope * scale
 

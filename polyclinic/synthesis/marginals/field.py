@@ -72,7 +72,7 @@ class Field:
         """(c, d) frequencies of the cliques' cells, of (c, d) potentials of c fields."""
         return self._marginals(self._conditionals(potentials)[0])
 
-    def evaluated(self, potentials: Floats) -> tuple[Floats, Floats]:
+    def evaluate(self, potentials: Floats) -> tuple[Floats, Floats]:
         """(c,) logarithms of the constants that make the densities sum to 1, and the (c, d) ``marginals``, their gradients."""
         conditionals, total = self._conditionals(potentials)
         return total, self._marginals(conditionals)

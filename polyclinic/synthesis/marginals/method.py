@@ -18,15 +18,15 @@ from polyclinic.privacy.streams import generator
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
 from polyclinic.synthesis.marginals.counts import (
-    added,
     groups,
     indicators,
-    mapped,
+    map_cells,
     merged_sizes,
     pair_codes,
     pair_sizes,
     parts,
     split,
+    sum_parts,
 )
 from polyclinic.synthesis.marginals.estimation import Clique, Measured, fit, model_cells
 from polyclinic.synthesis.marginals.network import NetworkSynthesizer, pair_tables
@@ -79,10 +79,10 @@ class Marginals:
 
     def _sizes(self, round: int, question: Arrays) -> Ints:
         """(m,) cells of each marginal of a round."""
-        merged, pairs = self._asked(round, question)
+        merged, pairs = self._merges_and_pairs(round, question)
         return pair_sizes(pairs, merged_sizes(merged, self.table))
 
-    def _asked(self, round: int, question: Arrays) -> tuple[Ints, Ints]:
+    def _merges_and_pairs(self, round: int, question: Arrays) -> tuple[Ints, Ints]:
         """How a round merges cells, and (m, 2) its pairs."""
         if round == _LABEL:
             return np.concatenate([np.arange(size) for size in self.table.sizes]), self._with_label
@@ -115,9 +115,9 @@ class Marginals:
             ConfigError: Whatever the rows, the question's numbers are not of cells and columns: they would write a
                 patient's cells into another's vector.
         """
-        merged, pairs = self._asked(round, question)
+        merged, pairs = self._merges_and_pairs(round, question)
         self._check(merged, pairs)
-        cells = mapped(self.table.cells(z), merged, self.table)
+        cells = map_cells(self.table.cells(z), merged, self.table)
         codes = pair_codes(cells, pairs, merged_sizes(merged, self.table))
         return indicators(codes, self._sizes(round, question), patient, patients)
 
@@ -182,7 +182,7 @@ class Marginals:
 
     def _alone(self, state: Arrays) -> Floats:
         """(all cells,) frequencies of each column alone."""
-        *others, label = self._by_class(state, self._asked(_LABEL, {})[0])
+        *others, label = self._by_class(state, self._merges_and_pairs(_LABEL, {})[0])
         return np.concatenate([*(table.sum(axis=1) for table in others), label[0]])
 
     def _choose(self, round: int, state: Arrays, noise: float) -> Ints:
@@ -203,7 +203,7 @@ class Marginals:
                 self._pairs, errors, costs, (most, len(self._with_label)), lambda pairs: self._fits(round, state, pairs)
             )
         if not len(chosen):
-            chosen = np.array(sorted(self._chosen(state)), dtype=np.int64).reshape(-1, 2)
+            chosen = np.array(sorted(self._chosen_pairs(state)), dtype=np.int64).reshape(-1, 2)
         return np.concatenate([self._with_label, chosen])
 
     def _dependence(self, state: Arrays) -> Floats:
@@ -211,24 +211,22 @@ class Marginals:
         *others, label = self._by_class(state, state["groups"])
         noises = np.asarray(float(state["noise 1"]) ** 2 * self.table.sizes, dtype=np.float64)
         return dependence(
-            self._pairs, self._screened(state), float(state["noise 2"]), [*others, np.diag(label[0])], noises
+            self._pairs, self._screen_values(state), float(state["noise 2"]), [*others, np.diag(label[0])], noises
         )
 
     def _errors(self, state: Arrays) -> Floats:
         """(P,) distance of each screened pair from the model of what is measured so far."""
-        modelled = pair_tables(
-            self._fitted(state), state["groups"], self._pairs, _POOL, generator(0, "marginals", "pool")
-        )
+        modelled = pair_tables(self._fit(state), state["groups"], self._pairs, _POOL, generator(0, "marginals", "pool"))
         noise = float(state["noise 2"]) ** 2
         return np.array([
             distance(screened - own, own.size * noise + 1.0 / _POOL)
-            for screened, own in zip(self._screened(state), modelled, strict=True)
+            for screened, own in zip(self._screen_values(state), modelled, strict=True)
         ])  # fmt: skip
 
-    def _screened(self, state: Arrays) -> list[Floats]:
+    def _screen_values(self, state: Arrays) -> list[Floats]:
         return split(state["measured 2"], self._sizes(_SCREEN, {"groups": state["groups"]}))
 
-    def _chosen(self, state: Arrays) -> set[Clique]:
+    def _chosen_pairs(self, state: Arrays) -> set[Clique]:
         """The pairs that were asked in full beside those with the label."""
         asked = [state[f"pairs {round}"] for round in range(_FIRST, self.rounds + 1) if f"measured {round}" in state]
         label = len(self.table.sizes) - 1
@@ -237,22 +235,22 @@ class Marginals:
     def _fits(self, round: int, state: Arrays, pairs: Sequence[Clique]) -> bool:
         """Whether the model stays as small as at this round it may be: early choices leave room for later ones (AIM)."""
         share = (round - 1) / (self.rounds - _SCREEN)
-        cliques = [*self._chosen(state), *pairs, *map(tuple, self._with_label[:-1].tolist())]
+        cliques = [*self._chosen_pairs(state), *pairs, *map(tuple, self._with_label[:-1].tolist())]
         return model_cells(merged_sizes(state["merged"], self.table), cliques) <= share * self.model
 
-    def _fitted(self, state: Arrays) -> NetworkSynthesizer:
+    def _fit(self, state: Arrays) -> NetworkSynthesizer:
         sizes = merged_sizes(state["merged"], self.table)
-        model = fit(sizes, self._measured(state, sizes))
+        model = fit(sizes, self._measurements(state, sizes))
         return NetworkSynthesizer.of(self.table, self.bins, state["merged"], self._alone(state), model)
 
-    def _measured(self, state: Arrays, sizes: Ints) -> list[Measured]:
+    def _measurements(self, state: Arrays, sizes: Ints) -> list[Measured]:
         """The label, every column with it, the chosen pairs, and of the screened ones those that were chosen."""
         marginals, classes = [], int(self.table.sizes[-1])
         own = [*split(state["merged"], self.table.sizes)[:-1], np.zeros(1, dtype=np.int64)]
         for pair, values, numbers in zip(
             self._with_label.tolist(), self._by_class(state, state["merged"]), own, strict=True
         ):
-            deviation = np.sqrt(added(np.ones(len(numbers)), numbers)) * float(state["noise 1"])
+            deviation = np.sqrt(sum_parts(np.ones(len(numbers)), numbers)) * float(state["noise 1"])
             marginals.append(Measured(tuple(dict.fromkeys(pair)), values.ravel(), np.repeat(deviation, classes)))
         for round in range(_FIRST, self.rounds + 1):
             if f"measured {round}" in state:
@@ -265,27 +263,27 @@ class Marginals:
         return [*_together(marginals), *self._screens(state)]
 
     def _screens(self, state: Arrays) -> list[Measured]:
-        chosen, grouped = self._chosen(state), []
+        chosen, grouped = self._chosen_pairs(state), []
         for column, numbers in enumerate(split(state["merged"], self.table.sizes)):
             of_part = np.zeros(int(numbers.max()) + 1, dtype=np.int64)
             of_part[numbers] = split(state["groups"], self.table.sizes)[column]
             grouped.append(of_part)
         return [
             Measured(pair, values, np.full(len(values), float(state["noise 2"])), (grouped[pair[0]], grouped[pair[1]]))
-            for pair, values in zip(map(tuple, self._pairs.tolist()), self._screened(state), strict=True)
+            for pair, values in zip(map(tuple, self._pairs.tolist()), self._screen_values(state), strict=True)
             if pair in chosen
         ]
 
     def evidence(self, state: Arrays) -> Evidence:
         """What the last state's sums released. Raises KeyError for a state that does not say how many patients answered."""
-        measured = self._measured(state, merged_sizes(state["merged"], self.table))
+        measured = self._measurements(state, merged_sizes(state["merged"], self.table))
         spread = np.full(int(self.table.sizes.sum()), float(state["noise 1"]) * np.sqrt(self.table.sizes[-1]))
         spread[self.table.starts[-1] :] = float(state["noise 1"])
         return Evidence(float(state[ANSWERED][0]), tuple(measured), self._alone(state), spread)
 
     def synthesizer(self, state: Arrays) -> Synthesizer:
         """What draws rows, with what was released where models can be drawn anew."""
-        fitted = self._fitted(state)
+        fitted = self._fit(state)
         evidence = self.evidence(state) if ANSWERED in state else None
         return replace(fitted, evidence=evidence if evidence and evidence.numbers <= MOST_NUMBERS else None)
 

@@ -20,10 +20,10 @@ from polyclinic.errors import DataError
 from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals.cells import Table
-from polyclinic.synthesis.marginals.counts import mapped, merged_sizes, split
+from polyclinic.synthesis.marginals.counts import map_cells, merged_sizes, split
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.synthesis.marginals.posterior import Evidence, Posterior
-from polyclinic.synthesis.methods.draws import picked
+from polyclinic.synthesis.methods.draws import pick
 from polyclinic.types import Arrays, Floats, Ints, under
 
 _EVIDENCE = "released "
@@ -133,7 +133,7 @@ class NetworkSynthesizer:
             case = np.zeros(rows, dtype=np.int64)
             for parent in above:
                 case = case * sizes[parent] + cells[:, parent]
-            cells[:, own] = picked(conditional[case], rng)
+            cells[:, own] = pick(conditional[case], rng)
         return cells
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
@@ -149,7 +149,7 @@ class NetworkSynthesizer:
         own = zip(split(self.merged, self.table.sizes), split(self.fine, self.table.sizes), strict=True)
         for place, (numbers, frequencies) in enumerate(own):
             among = np.where(numbers == np.arange(numbers.max() + 1)[:, None], frequencies, 0.0)
-            cells[:, place] = picked(among[coarse[:, place]], rng)
+            cells[:, place] = pick(among[coarse[:, place]], rng)
         return self.table.rows(cells, rng)
 
     def arrays(self) -> Arrays:
@@ -225,7 +225,7 @@ def pair_tables(
     sizes = merged_sizes(merged, model.table)
     coarse = np.zeros(int(model.merged.size), dtype=np.int64)
     coarse[model.table.starts.repeat(model.table.sizes) + model.merged] = merged
-    cells = mapped(model.merged_cells(rows, rng), coarse, model.table)
+    cells = map_cells(model.merged_cells(rows, rng), coarse, model.table)
     return [
         np.bincount(cells[:, first] * sizes[second] + cells[:, second], minlength=sizes[first] * sizes[second]) / rows
         for first, second in pairs

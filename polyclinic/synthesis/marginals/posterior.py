@@ -19,7 +19,7 @@ from scipy.sparse import csr_matrix
 
 from polyclinic.errors import DataError
 from polyclinic.synthesis.checks import Numbers, check_arrays
-from polyclinic.synthesis.marginals.estimation import Clique, Measured, asked
+from polyclinic.synthesis.marginals.estimation import Clique, Measured, sum_matrix
 from polyclinic.synthesis.marginals.field import Field
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -147,7 +147,7 @@ class Posterior:
     @cached_property
     def _asked(self) -> csr_matrix:
         """(e, d) which cells each released number adds up."""
-        return asked(self.field.sizes, self.evidence.measured, self.field.cliques)
+        return sum_matrix(self.field.sizes, self.evidence.measured, self.field.cliques)
 
     @cached_property
     def _values(self) -> Floats:
@@ -185,12 +185,12 @@ class Posterior:
             gain = float(slope @ step)
             if gain < _SMALL or climb == _CLIMBS - 1:
                 break
-            place = self._climbed(place, step, precision)
+            place = self._climb(place, step, precision)
         lower = cholesky(curvature, lower=True)
         root = solve_triangular(lower, np.eye(len(place)), lower=True).T
         return place, precision, root
 
-    def _climbed(self, place: Floats, step: Floats, precision: Floats) -> Floats:
+    def _climb(self, place: Floats, step: Floats, precision: Floats) -> Floats:
         """The best of ever shorter steps."""
         shares = 0.5 ** np.arange(8)
         tried = np.concatenate([place[None], place + shares[:, None] * step])

@@ -94,7 +94,7 @@ class Basis:
             u[:, at] = u[:, at] @ block.T
         return u
 
-    def turned(self, u: Floats) -> Floats:
+    def turn_back(self, u: Floats) -> Floats:
         """(..., P) of z - centre, from (..., P) of u."""
         z = np.array(u, dtype=np.float64)
         for at, block in self.blocks:
@@ -103,7 +103,7 @@ class Basis:
 
     def turned_square(self, moments: Floats) -> Floats:
         """(P, P) second moments of z - centre, from those of u."""
-        return self.turned(self.turned(moments).T)
+        return self.turn_back(self.turn_back(moments).T)
 
     def square_of(self, moments: Floats) -> Floats:
         """(P, P) second moments of u, from those of z - centre."""

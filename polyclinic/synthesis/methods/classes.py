@@ -10,7 +10,7 @@ from scipy.special import expit, ndtr
 from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins
-from polyclinic.synthesis.methods.draws import RowsByClass, picked
+from polyclinic.synthesis.methods.draws import RowsByClass, pick
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.types import Arrays, Floats, Ints
 
@@ -122,7 +122,7 @@ class LatentClasses(RowsByClass):
     most: int
     bins: int
 
-    def allowed(self) -> dict[str, Numbers]:
+    def allowed_numbers(self) -> dict[str, Numbers]:
         bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
         labels, classes = self.layout.classes, len(self.numbers["shares"])
         moments = classes, int(Basis.of(self.layout).numeric.sum())
@@ -140,17 +140,17 @@ class LatentClasses(RowsByClass):
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         rows, numbers, hot = len(y), self.numbers, Hot.of(self.layout, self.most)
         basis, bins = Basis.of(self.layout).of_scores(), Bins.of(self.layout, self.bins)
-        latent = picked(numbers["weights"][y], rng)
+        latent = pick(numbers["weights"][y], rng)
         both = y * numbers["weights"].shape[1] + latent
-        z[:, hot.places] = hot.drawn(numbers["frequencies"], both, rng, sets=False)
+        z[:, hot.places] = hot.draw(numbers["frequencies"], both, rng, sets=False)
         u = np.zeros((rows, len(basis.numeric)))
         u[:, basis.numeric] = numbers["mean"][latent] + np.sqrt(numbers["variance"][latent]) * rng.standard_normal(
             (rows, int(basis.numeric.sum()))
         )
-        scores = basis.turned(u)[:, bins.places] + numbers["shift"][y]
+        scores = basis.turn_back(u)[:, bins.places] + numbers["shift"][y]
         z[:, bins.places] = bins.quantiles(ndtr(scores), numbers["histograms"])
         for number, at in enumerate(hot.sets):
-            count = picked(numbers["counts"][latent, number], rng)
+            count = pick(numbers["counts"][latent, number], rng)
             for first in range(0, rows, _ROWS):
                 part = slice(first, first + _ROWS)
                 z[part, hot.places[at]] = chosen_codes(numbers["frequencies"][:, at], both[part], count[part], rng)
@@ -175,7 +175,7 @@ def chosen_codes(frequencies: Floats, latent: Ints, count: Ints, rng: np.random.
     return chosen
 
 
-def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floats) -> Floats:
+def calibrate(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floats) -> Floats:
     """(C, m) frequencies whose draws by ``chosen_codes`` have each code as often over all classes as is wanted.
 
     Given a number of codes, those of a class have odds that are its own times one factor, by which they add up to that
@@ -203,7 +203,7 @@ def calibrated(frequencies: Floats, shares: Floats, counts: Floats, wanted: Floa
     return np.asarray(np.clip(expit(logits), 1e-7, 0.999))
 
 
-def tilted(frequencies: Floats, weights: Floats, wanted: Floats) -> Floats:
+def tilt(frequencies: Floats, weights: Floats, wanted: Floats) -> Floats:
     """(C, m) frequencies with odds changed by one factor a column, by which their weighted mean is as wanted.
 
     Args:

@@ -18,7 +18,7 @@ def pairs(width: int) -> tuple[Ints, Ints, Floats]:
     return rows, columns, np.where(rows == columns, 1.0, np.sqrt(2.0))
 
 
-def denoised(matrix: Floats, noise: float) -> Floats:
+def denoise(matrix: Floats, noise: float) -> Floats:
     """(d, d) ``matrix`` less what symmetric Gaussian noise did to its eigenvalues.
 
     noise: standard deviation on the diagonal; that off the diagonal is smaller by the root of 2. The estimator of least square
@@ -43,7 +43,7 @@ def positive(matrix: Floats, least: float = 1e-6) -> Floats:
     return np.asarray((vectors * (on_simplex(values - least, total) + least)) @ vectors.T)
 
 
-def lifted(matrix: Floats, noise: float) -> Floats:
+def lift(matrix: Floats, noise: float) -> Floats:
     """(d, d) ``positive``, with no direction flatter than noise lets anyone see, its diagonal as it was.
 
     noise: standard deviation of the eigenvalues that the noise alone would have, sigma of Wigner's semicircle, which reaches to
@@ -117,10 +117,10 @@ def shrunk(values: Floats, noise: float) -> Floats:
     return np.asarray(values * np.interp(np.abs(values), heights, factors))
 
 
-def quietened(matrix: Floats, noise: float) -> Floats:
-    """(d, d) ``matrix`` less what symmetric Gaussian noise did to it, by ``denoised`` or, entry by entry, by ``shrunk``.
+def quieten(matrix: Floats, noise: float) -> Floats:
+    """(d, d) ``matrix`` less what symmetric Gaussian noise did to it, by ``denoise`` or, entry by entry, by ``shrunk``.
 
-    noise: as of ``denoised``. The first suits what hangs together in a few directions, the second what does in a few places. Of
+    noise: as of ``denoise``. The first suits what hangs together in a few directions, the second what does in a few places. Of
     two expectations the longer one errs less, by Pythagoras; the second is taken unless the first is longer by more than
     noise may make it. Both keep the trace.
     """
@@ -130,7 +130,7 @@ def quietened(matrix: Floats, noise: float) -> Floats:
     spread = shrunk(np.diag(matrix - middle), noise)
     entries = np.diag(spread - spread.sum() / max(size, 1))
     entries[rows, columns] = entries[columns, rows] = shrunk(matrix[rows, columns], noise / np.sqrt(2.0))
-    turned = denoised(matrix, noise) - middle
+    turned = denoise(matrix, noise) - middle
     longer = float((turned**2).sum() - (entries**2).sum()) > size * noise**2
     return np.asarray(middle + (turned if longer else entries))
 
@@ -138,7 +138,7 @@ def quietened(matrix: Floats, noise: float) -> Floats:
 def class_covariances(covariances: Floats, shares: Floats, noise: Floats) -> Floats:
     """(K, d, d) covariances of classes: that within all, and of each one's difference what noise does not explain.
 
-    All are ``lifted`` by the noise of that within all.
+    All are changed by ``lift`` with the noise of that within all.
 
     Args:
         covariances: (K, d, d) noisy covariances of classes.
@@ -148,17 +148,17 @@ def class_covariances(covariances: Floats, shares: Floats, noise: Floats) -> Flo
     """
     within = np.einsum("k,kij->ij", shares, covariances)
     of_all = float(np.sqrt((noise**2).sum()))
-    common = positive(quietened(within, of_all))
+    common = positive(quieten(within, of_all))
     hidden = of_all * float(np.sqrt(len(within) / 2))
     if len(shares) == 1:
-        return lifted(common, hidden)[None]
+        return lift(common, hidden)[None]
     spread = np.sqrt(noise**2 * ((1.0 / shares - 1.0) ** 2 - 1.0) + of_all**2)
     each = (common + _difference(own - within, level) for own, level in zip(covariances, spread, strict=True))
-    return np.stack([lifted(matrix, hidden) for matrix in each])
+    return np.stack([lift(matrix, hidden) for matrix in each])
 
 
 def _difference(matrix: Floats, noise: float) -> Floats:
-    """``quietened``, its trace as far as noise does not explain it (James and Stein 1961)."""
+    """``quieten``, its trace as far as noise does not explain it (James and Stein 1961)."""
     size, trace = max(len(matrix), 1), float(np.trace(matrix))
     explained = min(size * noise**2 / trace**2, 1.0) if trace else 0.0
-    return np.asarray(quietened(matrix, noise) - explained * trace / size * np.eye(len(matrix)))
+    return np.asarray(quieten(matrix, noise) - explained * trace / size * np.eye(len(matrix)))

@@ -48,11 +48,11 @@ class RowsByClass(ABC):
             if value > _MOST_OPTION:
                 raise DataError(f"the option {name!r} is {value}; allowed are whole numbers up to {_MOST_OPTION}")
         synthesizer = cls(layout, dict(arrays), **given)
-        check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **synthesizer.allowed()})
+        check_arrays(arrays, {"classes": Numbers((layout.classes,), shares=True), **synthesizer.allowed_numbers()})
         return synthesizer
 
     @abstractmethod
-    def allowed(self) -> dict[str, Numbers]:
+    def allowed_numbers(self) -> dict[str, Numbers]:
         """What ``numbers`` must be beside ``classes``."""
 
     def arrays(self) -> Arrays:
@@ -91,10 +91,10 @@ def drawn_classes(frequencies: Floats, rows: int, rng: np.random.Generator) -> I
         rows: How many classes to draw.
         rng: The source of random numbers.
     """
-    return picked(np.broadcast_to(frequencies, (rows, len(frequencies))), rng)
+    return pick(np.broadcast_to(frequencies, (rows, len(frequencies))), rng)
 
 
-def picked(weights: Floats, rng: np.random.Generator) -> Ints:
+def pick(weights: Floats, rng: np.random.Generator) -> Ints:
     """(n,) a number for each row of (n, m) ``weights``, which are at least 0 and not all 0."""
     upto = np.cumsum(weights, axis=1)
     at = rng.random(len(weights)) * upto[:, -1]

@@ -106,7 +106,7 @@ class Hot:
         chances /= chances.sum(axis=1, keepdims=True)
         return chances
 
-    def drawn(self, frequencies: Floats, rows: Ints, rng: np.random.Generator, sets: bool = True) -> Floats:
+    def draw(self, frequencies: Floats, rows: Ints, rng: np.random.Generator, sets: bool = True) -> Floats:
         """(n, H) rows, each number for itself but those of groups.
 
         Args:

@@ -111,7 +111,7 @@ class Columns(RowsByClass):
     bins: int
     most: int
 
-    def allowed(self) -> dict[str, Numbers]:
+    def allowed_numbers(self) -> dict[str, Numbers]:
         bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
         blocks = 1 if len(self.numbers["frequencies"]) == 1 else self.layout.classes
         return {
@@ -122,7 +122,7 @@ class Columns(RowsByClass):
     def _fill(self, z: Floats, y: Ints, rng: np.random.Generator) -> None:
         bins, hot = Bins.of(self.layout, self.bins), Hot.of(self.layout, self.most)
         block = y if len(self.numbers["frequencies"]) > 1 else np.zeros(len(y), dtype=np.int64)
-        z[:, hot.places] = hot.drawn(self.numbers["frequencies"], block, rng)
+        z[:, hot.places] = hot.draw(self.numbers["frequencies"], block, rng)
         chance = rng.random((len(y), len(bins.places)))
         for number in np.unique(block):
             at = np.flatnonzero(block == number)

@@ -21,9 +21,9 @@ from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.basis import Basis
 from polyclinic.synthesis.methods.bins import Bins, distributions
-from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrated, evidence, tilted
+from polyclinic.synthesis.methods.classes import LatentClasses, Sums, calibrate, evidence, tilt
 from polyclinic.synthesis.methods.classes import distributions as distributions_of
-from polyclinic.synthesis.methods.covariance import class_means, denoised, pairs
+from polyclinic.synthesis.methods.covariance import class_means, denoise, pairs
 from polyclinic.synthesis.methods.hot import Hot
 from polyclinic.synthesis.methods.options import check_number
 from polyclinic.synthesis.sums import MOVED
@@ -145,17 +145,17 @@ class Latent:
         if round == 1:
             return self._columns(state, mean * self._length, noise * self._length)
         main, by_label = np.split(mean, [len(mean) - self._labelled])
-        state = self._averaged(
+        state = self._average(
             state, "by_label", by_label / np.sqrt(_BY_LABEL), noise / np.sqrt(_BY_LABEL), 1.0 / (round - 1)
         )
         main, noise = main / np.sqrt(1.0 - _BY_LABEL), noise / np.sqrt(1.0 - _BY_LABEL)
         if round == 2:
             return {**state, "moments": main, "moments_noise": np.array([noise])}
         averaged = max((self.rounds - 2) // 2, 1)
-        return self._averaged(state, "sums", main, noise, 1.0 / max(round - 2 - averaged + 1, 1))
+        return self._average(state, "sums", main, noise, 1.0 / max(round - 2 - averaged + 1, 1))
 
     @staticmethod
-    def _averaged(state: Arrays, name: str, mean: Floats, noise: float, weight: float) -> Arrays:
+    def _average(state: Arrays, name: str, mean: Floats, noise: float, weight: float) -> Arrays:
         """The state in which ``name`` is an average in which ``mean`` has this weight, and its noise beside it."""
         before, level = (state[name], float(state[f"{name}_noise"][0])) if weight < 1.0 else (np.zeros(mean.shape), 0.0)
         level = float(np.hypot((1.0 - weight) * level, weight * noise))
@@ -193,12 +193,12 @@ class Latent:
         wanted, frequencies = self._hot.frequencies(of_label), np.tile(numbers["frequencies"], (labels, 1, 1))
         for label in range(labels):
             own = frequencies[label]
-            own[:] = tilted(own, weights[label], wanted[label])
+            own[:] = tilt(own, weights[label], wanted[label])
             for number, at in enumerate(self._hot.sets):
                 counts = numbers["counts"][:, number]
-                own[:, at] = calibrated(numbers["frequencies"][:, at], weights[label], counts, wanted[label, at])
+                own[:, at] = calibrate(numbers["frequencies"][:, at], weights[label], counts, wanted[label, at])
         mean, variance = self._standard(numbers["shares"], mean, variance)
-        middle = self._basis.turned(self._in_place(mean))[:, self._bins.places]
+        middle = self._basis.turn_back(self._in_place(mean))[:, self._bins.places]
         changed = {
             "mean": mean, "variance": variance, "weights": weights, "histograms": state["histograms"],
             "shift": scores - weights @ middle,
@@ -226,7 +226,7 @@ class Latent:
     def _standard(self, shares: Floats, mean: Floats, variance: Floats) -> tuple[Floats, Floats]:
         """Means and variances of components of scores whose mean square is 1, as shortened rows do not leave it."""
         at = self._bins.places
-        middles = self._basis.turned(self._in_place(mean))[:, at]
+        middles = self._basis.turn_back(self._in_place(mean))[:, at]
         own = [np.diag(self._basis.turned_square(np.diag(row)))[at] for row in self._in_place(variance)]
         longer = np.sqrt(len(at) / max(float((shares @ (middles**2 + np.array(own))).sum()), _SELDOM))
         return mean * longer, variance * longer**2
@@ -302,7 +302,7 @@ class Latent:
         """(n, features): 0/1 numbers, one-hot numbers of codes, numeric components of ``scored`` rows and their squares."""
         parts = [hot, self._hot.counts(z).reshape(len(z), self._widths[1])]
         if self._basis.numeric.any():
-            u = shortened(self._basis.forward(scored)[:, self._basis.numeric], self._reach)
+            u = shorten(self._basis.forward(scored)[:, self._basis.numeric], self._reach)
             parts += [u, u**2]
         return np.concatenate(parts, axis=1)
 
@@ -310,7 +310,7 @@ class Latent:
         """(n, Q) scores of rows, 0 where a cell is missing, by ``_RADIUS``: of length at most the root of Q."""
         scores, may_miss = scored[:, self._bins.places], self._bins.missing >= 0
         scores[:, may_miss] *= 1.0 - z[:, self._bins.missing[may_miss]]
-        return shortened(scores / _RADIUS, float(np.sqrt(len(self._bins.places))))
+        return shorten(scores / _RADIUS, float(np.sqrt(len(self._bins.places))))
 
     def _split(self, means: Floats) -> Sums:
         """Of (C, 1 + features) sums of vectors."""
@@ -348,7 +348,7 @@ class Latent:
         # Scores have a mean of 0 and a mean square of 1.
         numeric = np.repeat([0.0, 1.0], self._widths[2:])
         pooled = np.concatenate([state["hot"], state["counts"], numeric])
-        covariance = denoised(
+        covariance = denoise(
             square - np.outer(pooled[watched], pooled[watched]), float(state["moments_noise"][0]) * self._watched_square
         )
         deviation = np.sqrt(np.maximum(np.diag(covariance), 1e-3))
@@ -374,7 +374,7 @@ class Latent:
         return np.clip(absent[:, self._basis.numeric], 0.0, 0.9)
 
 
-def shortened(vectors: Floats, length: float) -> Floats:
+def shorten(vectors: Floats, length: float) -> Floats:
     """(n, k) vectors, those longer than ``length`` at that."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors * np.minimum(1.0, length / np.maximum(lengths, 1e-300)))

@@ -11,10 +11,10 @@ import numpy as np
 from polyclinic.errors import DataError
 from polyclinic.synthesis.checks import Numbers, check_arrays
 from polyclinic.synthesis.layout import Layout
-from polyclinic.synthesis.methods.draws import drawn_classes, picked
+from polyclinic.synthesis.methods.draws import drawn_classes, pick
 from polyclinic.synthesis.methods.moments import Moments
 from polyclinic.synthesis.methods.options import check_number
-from polyclinic.synthesis.synthesizer import Synthesizer, described, made_again
+from polyclinic.synthesis.synthesizer import Synthesizer, describe, made_again
 from polyclinic.types import Arrays, Floats, Ints, under
 
 
@@ -94,7 +94,7 @@ class Mixture:
         return {"weights": self.weights, **arrays}
 
     def options(self) -> dict[str, Any]:
-        return {"parts": [described(part) for part in self.parts]}
+        return {"parts": [describe(part) for part in self.parts]}
 
     def sample(self, rows: int, rng: np.random.Generator, labels: Ints | None = None) -> Floats:
         """(rows, D); a row of a given class comes from a part as likely as such patients are there.
@@ -106,7 +106,7 @@ class Mixture:
         """
         if labels is None:
             labels = drawn_classes(self.classes, rows, rng)
-        part = picked((self.weights[:, None] * self._classes).T[labels], rng)
+        part = pick((self.weights[:, None] * self._classes).T[labels], rng)
         z = np.zeros((rows, self.layout.width))
         for number in np.unique(part):
             at = np.flatnonzero(part == number)

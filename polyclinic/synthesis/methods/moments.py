@@ -113,7 +113,7 @@ class Moments:
         covariances = class_covariances(covariances, shares, noise / second * longer)
         within = np.einsum("k,kij->ij", shares, covariances)
         means = class_means(raw_means, shares, noise / first, within)
-        places, means = Places.of(self.layout), basis.turned(means) + basis.centre
+        places, means = Places.of(self.layout), basis.turn_back(means) + basis.centre
         covariances = np.stack([basis.turned_square(covariance) for covariance in covariances])
         if self.rounds == 2:
             varying = int((~self._bins.constant(state["histograms"])).sum())
@@ -203,7 +203,7 @@ def present(
     if not len(basis.nullable):
         return means, squares - means[:, :, None] * means[:, None, :], np.ones(len(shares))
     here, missing, every = basis.nullable, basis.missing, np.arange(means.shape[1])
-    linear, quadratic = basis.turned(means), np.stack([basis.turned_square(square) for square in squares])
+    linear, quadratic = basis.turn_back(means), np.stack([basis.turned_square(square) for square in squares])
     absent, together = np.zeros(linear.shape), np.zeros(quadratic.shape)
     absent[:, here] = np.clip(class_means(linear[:, missing], shares, noise[0]), 0.0, 1.0 - _SELDOM)
     rows, columns = np.triu_indices(len(here), 1)

@@ -112,7 +112,7 @@ def beneath(places: Places, mean: Floats, covariance: Floats) -> tuple[Floats, F
 
 
 def one_class(places: Places, mean: Floats, covariance: Floats) -> Arrays:
-    """What ``drawn`` needs for one class.
+    """What ``draw_rows`` needs for one class.
 
     Args:
         places: Which numbers are numeric, 0/1, or in a group.
@@ -132,7 +132,7 @@ def one_class(places: Places, mean: Floats, covariance: Floats) -> Arrays:
     }  # fmt: skip
 
 
-def drawn(
+def draw_rows(
     places: Places,
     normals: Floats,
     numbers: Floats,
@@ -190,7 +190,7 @@ class Gaussian(RowsByClass):
 
     bins: int
 
-    def allowed(self) -> dict[str, Numbers]:
+    def allowed_numbers(self) -> dict[str, Numbers]:
         scored = {"histograms": histograms_of(self.layout, self.bins)} if "histograms" in self.numbers else {}
         return {**normals_of(self.layout), **scored}
 
@@ -208,4 +208,4 @@ class Gaussian(RowsByClass):
         if "histograms" in self.numbers:
             bins = Bins.of(self.layout, self.bins)
             values[:, bins.places] = bins.quantiles(ndtr(values[:, bins.places]), self.numbers["histograms"])
-        return drawn(Places.of(self.layout), normals, values, cut, biases, none, rng)
+        return draw_rows(Places.of(self.layout), normals, values, cut, biases, none, rng)

@@ -11,9 +11,9 @@ from scipy.special import ndtr
 from polyclinic.synthesis.checks import Numbers
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
-from polyclinic.synthesis.methods.covariance import lifted
+from polyclinic.synthesis.methods.covariance import lift
 from polyclinic.synthesis.methods.draws import RowsByClass
-from polyclinic.synthesis.methods.normal import Places, drawn, histograms_of, normals_of
+from polyclinic.synthesis.methods.normal import Places, draw_rows, histograms_of, normals_of
 from polyclinic.synthesis.visits.timelines import Timeline, rows_of
 from polyclinic.types import Arrays, Bools, Floats, Ints
 
@@ -115,7 +115,7 @@ def _transition(correlations: Floats, at: Parts, still: Bools, hidden: float) ->
         )
     even[still], even[:, still] = 0.0, 0.0
     np.fill_diagonal(even, 1.0)
-    whole = lifted(even, _FLAT * hidden)
+    whole = lift(even, _FLAT * hidden)
     given, wanted = np.concatenate([others, before]), np.concatenate([at.between[1:], now])
     weights = np.linalg.solve(whole[np.ix_(given, given)], whole[np.ix_(given, wanted)]).T
     left = whole[np.ix_(wanted, wanted)] - weights @ whole[np.ix_(given, wanted)]
@@ -138,7 +138,7 @@ class Courses(RowsByClass):
     bins: int
     time: int
 
-    def allowed(self) -> dict[str, Numbers]:
+    def allowed_numbers(self) -> dict[str, Numbers]:
         line, at, classes = self._line, Parts.of(self._line), self.layout.classes
         layouts = [("own", line.own), ("visit", line.visit), ("between", line.between)]
         layouts += [("ends", line.ends)] if line.time else []
@@ -209,11 +209,11 @@ class Courses(RowsByClass):
         scored = np.flatnonzero(line.own.numeric)
         own_bins = Bins.of(line.own, self.bins)
         numbers[:, scored] = own_bins.quantiles(ndtr(heights[:, scored]), self.numbers["own"])
-        rows = drawn(Places.of(line.begun), normals, numbers, cuts, biases, none, rng)
+        rows = draw_rows(Places.of(line.begun), normals, numbers, cuts, biases, none, rng)
         whole = np.zeros((len(z), line.own.width))
         whole[:, : len(at.begun_own)] = rows[:, at.begun_own]
         low, high = line.own.bounds
-        x, _ = line.own.encoded(np.clip(whole, low, high))
+        x, _ = line.own.features_and_labels(np.clip(whole, low, high))
         first, last = (
             np.round((x[:, place] + 1) / 2 * (line.steps - 1 - low) + low).astype(np.int64) for place, low in ((-2, 0), (-1,
             -1))

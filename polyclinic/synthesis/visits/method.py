@@ -175,26 +175,26 @@ class VisitByVisit:
     def _columns(self, visits: Visits, patient: Ints, patients: int) -> Floats:
         line, bins = self._timeline, self._histograms
 
-        def binned(name: str, layout: Layout, x: Floats, rows: Bools) -> Floats:
+        def bin_rows(name: str, layout: Layout, x: Floats, rows: Bools) -> Floats:
             histograms = bins[name].histograms(rows_of(layout, x, visits.label[rows]))
             return np.asarray(histograms.reshape(len(x), bins[name].used.size))
 
         everyone = np.ones(len(visits.x), dtype=bool)
-        parts = {"own": mean_of_rows(binned("own", line.own, line.own_x(visits), everyone), patient, patients)}
+        parts = {"own": mean_of_rows(bin_rows("own", line.own, line.own_x(visits), everyone), patient, patients)}
         seen = (
-            (here, np.concatenate([binned("visit", line.visit, x, here), np.isnan(x)], axis=1))
+            (here, np.concatenate([bin_rows("visit", line.visit, x, here), np.isnan(x)], axis=1))
             for here, x in line.each_visit(visits)
         )
         pooled = _mean_of_visits(seen, bins["visit"].used.size + len(line.measured), patient, patients)[0]
         parts["visit"], missing = np.split(pooled, [bins["visit"].used.size], axis=1)
         steps = (
-            (here, binned("between", line.between, line.between_x(visits, np.full(len(here), step))[here], here))
+            (here, bin_rows("between", line.between, line.between_x(visits, np.full(len(here), step))[here], here))
             for step in range(1, line.steps)
             for here in [line.goes_on(visits, step)]
         )
         parts["between"], count = _mean_of_visits(steps, bins["between"].used.size, patient, patients)
         if line.time:
-            parts["ends"] = mean_of_rows(binned("ends", line.ends, line.ends_x(visits), everyone), patient, patients)
+            parts["ends"] = mean_of_rows(bin_rows("ends", line.ends, line.ends_x(visits), everyone), patient, patients)
         again = mean_of_rows(visits.label, patient, patients) * (count > 0)[:, None]
         whole = [*(parts[name] for name in bins), missing, again]
         return np.asarray(np.concatenate(whole, axis=1) / np.sqrt(self._groups))

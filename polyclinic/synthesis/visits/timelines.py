@@ -140,7 +140,7 @@ class Timeline:
     @cached_property
     def step(self) -> Layout:
         # A trajectory of two steps, so that noise hurts the difference of two visits less than their sum (``Basis``).
-        pairs = [_renamed(column.model_copy(update={"steps": 2}), _PAIR) for column, _ in self.measured]
+        pairs = [_add_prefix(column.model_copy(update={"steps": 2}), _PAIR) for column, _ in self.measured]
         return self._layout([*self._own_columns, *self._between_columns, *pairs])
 
     @cached_property
@@ -149,7 +149,7 @@ class Timeline:
             Column(name=f"span {name}", kind="integer", bounds=(low, self.steps - 1))
             for name, low in (("first", 0.0), ("last", -1.0))
         ]
-        return [*(_renamed(column, _OWN) for column, _ in self._static), *span]
+        return [*(_add_prefix(column, _OWN) for column, _ in self._static), *span]
 
     @cached_property
     def _between_columns(self) -> list[Column]:
@@ -160,7 +160,9 @@ class Timeline:
     def _visit_columns(self) -> list[Column]:
         plain = {"steps": 0, "whole": False}
         return [
-            _renamed(column.model_copy(update={**plain, "kind": "integer" if column.whole else "continuous"}), _VISIT)
+            _add_prefix(
+                column.model_copy(update={**plain, "kind": "integer" if column.whole else "continuous"}), _VISIT
+            )
             for column, _ in self.measured
         ]
 
@@ -171,7 +173,7 @@ class Timeline:
 
     def visits(self, z: Floats) -> Visits:
         """The visits of (n, D) rows."""
-        x, _ = self.layout.encoded(z)
+        x, _ = self.layout.features_and_labels(z)
         seen = np.zeros((len(x), self.steps), dtype=bool)
         for at in self.layout.trajectories:
             seen |= ~np.isnan(x[:, at])
@@ -241,7 +243,7 @@ def rows_of(layout: Layout, x: Floats, label: Floats) -> Floats:
     return z
 
 
-def _renamed(column: Column, prefix: str) -> Column:
+def _add_prefix(column: Column, prefix: str) -> Column:
     return column.model_copy(update={"name": f"{prefix} {column.name}"})
 
 

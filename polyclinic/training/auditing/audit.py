@@ -16,7 +16,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.audit import mean_square_interval
-from polyclinic.privacy.events import merged
+from polyclinic.privacy.events import merge_events
 from polyclinic.privacy.streams import generator
 from polyclinic.training.auditing.canaries import Contributions, Guessing, guess, noiseless, told_apart
 from polyclinic.training.auditing.fixed import Fixed, label_counts
@@ -41,7 +41,7 @@ def takes_steps(subject: Subject) -> bool:
     own = subject.task
     if is_release(subject) or not getattr(own, "takes_steps", True):
         return False
-    return all(_precision(part) > 0 for part, _ in merged(own.event(subject.settings)))
+    return all(_precision(part) > 0 for part, _ in merge_events(own.event(subject.settings)))
 
 
 def refusal(subject: Subject) -> str | None:
@@ -77,7 +77,7 @@ def sensitivity(subject: Subject) -> Finding:
     ]
     sums = noisy_sums(subject, build, arrays, hospitals, settings)
     worst = {
-        view.named(name): moved / settings.max_grad_norm
+        view.check_name(name): moved / settings.max_grad_norm
         for view, seen in zip(subject.views(), sums, strict=True)
         for name, moved in moves(pairs, seen[0]).items()
     }
@@ -101,7 +101,7 @@ def noise(subject: Subject) -> list[Finding]:
         draws = unmixed.reshape(rounds * sites, -1)
         low, high = np.sqrt(mean_square_interval(draws.size, SIGNIFICANCE))
         size = float(np.sqrt(np.mean(draws**2)))
-        sizes.append(Finding(view.named("noise size"), "noise of empty batches, over what is claimed", size, float(low),
+        sizes.append(Finding(view.check_name("noise size"), "noise of empty batches, over what is claimed", size, float(low),
                              float(high)))  # fmt: skip
         all_draws.append(draws)
     return [*sizes, independence(np.concatenate(all_draws), "largest correlation of two sites or rounds")]
@@ -129,17 +129,17 @@ def steps(subject: Subject) -> Finding:
     )
     untold = sum(share for share, view in zip(shares, seen, strict=True) if not view.reported)
     reported = untold + train(subject, build, arrays, [hospital], settings, 1.0, [{}])[0].steps
-    charged = _charged(subject)
+    charged = _charged_steps(subject)
     wrong = max(taken, reported, key=lambda number: abs(number - charged))
     return Finding("steps", "steps that a round takes, and reports", wrong, charged - 0.01, charged + 0.01)
 
 
-def _charged(subject: Subject) -> float:
+def _charged_steps(subject: Subject) -> float:
     """The steps of a round that are paid for, round by round, or all at once when the run begins."""
     settings = subject.settings
     if settings.noise is not None:  # a hospital may have left rounds out
         return len(subject.views()) * min(settings.local_steps, settings.noise.steps / subject.rounds)
-    parts = merged(subject.task.event(settings))
+    parts = merge_events(subject.task.event(settings))
     # Plain Gaussians are merged to one, whose precision is that of so many steps.
     return sum(count * (_precision(part) * (settings.noise_multiplier or 0.0) ** 2) for part, count in parts)
 
@@ -198,7 +198,7 @@ def as_claimed(view: View, patient_counts: Reals) -> Iterator[Finding]:
         "pairs": "mean square covariance of two patients",
     }
     for (name, what), measured, mid, far in zip(names.items(), _moments(patient_counts), middle, width, strict=True):
-        yield Finding(view.named(name), what, float(measured), float(mid - far), float(mid + far))
+        yield Finding(view.check_name(name), what, float(measured), float(mid - far), float(mid + far))
 
 
 def _moments(patient_counts: Reals) -> Reals:

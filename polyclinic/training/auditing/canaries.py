@@ -19,7 +19,7 @@ from polyclinic.privacy.audit import correct_guesses, largest_lower
 from polyclinic.training.auditing.fixed import Fixed
 from polyclinic.training.auditing.law import covariance, scores
 from polyclinic.training.auditing.releases import from_releases, is_release
-from polyclinic.training.auditing.subject import Subject, canaries, joined, nobody, noisy_sums, strangers, train
+from polyclinic.training.auditing.subject import Subject, canaries, join_canaries, nobody, noisy_sums, strangers, train
 from polyclinic.training.task import TrainSettings, own_arrays
 from polyclinic.types import Arrays, Bools, Builder, Reals
 
@@ -102,7 +102,7 @@ def _white_box(subject: Subject, included: Bools) -> Reals:
     """Likelihood ratios of the coins, from every round's noisy sums at one and the same model."""
     build, arrays = subject.model(extra=len(included))
     rows, contributions = told_apart(subject, build, arrays, len(included))
-    hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
+    hospital = subject.hospital(join_canaries(subject.patients, rows, included), subject.settings, "run")
     sums = noisy_sums(subject, build, arrays, [hospital], subject.settings, subject.rounds)
     ratios = [
         scores(
@@ -122,7 +122,7 @@ def _black_box(subject: Subject, included: Bools) -> Reals:
     """
     build, arrays = subject.model(extra=len(included))
     rows = canaries(subject, len(included), _BLACK_BOX_SCALE)
-    hospital = subject.hospital(joined(subject.patients, rows, included), subject.settings, "run")
+    hospital = subject.hospital(join_canaries(subject.patients, rows, included), subject.settings, "run")
     public = subject.patients.patients + len(included) / 2
     before, state = losses(subject, build, arrays, rows), Arrays()
     for _ in range(subject.rounds):

@@ -88,7 +88,9 @@ def of_density(recipe: Recipe, claim: Claim) -> Density:
     """Rounds of a flow whose cells nothing spreads. The fault "batch-norm" is that of the published flow: between its steps."""
     task: Any = DensityTask(recipe, noise=lambda site: _Still(np.random.PCG64(0)))
     if claim.fault.name == "batch-norm":
-        fault = replace(claim.fault, build=lambda build, width: lambda: _published(build), train=_as_published(task))
+        fault = replace(
+            claim.fault, build=lambda build, width: lambda: _build_published(build), train=_as_published(task)
+        )
         claim = replace(claim, fault=fault)
     return Density(**vars(claim), task=task, build=lambda features: recipe.module, layout=recipe.layout)
 
@@ -103,7 +105,7 @@ class _Still(np.random.Generator):
         return np.zeros(size)
 
 
-def _published(build: Builder) -> nn.Module:
+def _build_published(build: Builder) -> nn.Module:
     made = build()
     assert isinstance(made, ConditionalFlow)
     return with_batch_norm(made)
@@ -114,7 +116,7 @@ def _as_published(task: DensityTask) -> Train:
 
     def train(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
         updates = []
-        for site in task.shown(build, arrays, work):
+        for site in task.show_rows(build, arrays, work):
             module = load(lambda: build().double(), arrays).train()
             theta = flat_parameters(module, arrays)
             x = torch.from_numpy(np.nan_to_num(site.rows.x))

@@ -96,7 +96,7 @@ class _Shuffled(_Wrapped):
         return batch
 
 
-def _unclipped(settings: TrainSettings) -> TrainSettings:
+def _remove_clipping(settings: TrainSettings) -> TrainSettings:
     """No norm is clipped, and the noise stays what the claimed norm asks for."""
     noise = settings.noise_multiplier
     return replace(
@@ -109,7 +109,9 @@ def _batch_normalised(build: Builder, features: int) -> Builder:
     return lambda: nn.Sequential(nn.BatchNorm1d(features, affine=False, track_running_stats=False), build())
 
 
-def unchecked(build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings) -> list[SiteUpdate]:
+def train_unchecked(
+    build: Builder, arrays: Arrays, work: Sequence[SiteWork], settings: TrainSettings
+) -> list[SiteUpdate]:
     """Training without the check of the module that every task makes first.
 
     Args:
@@ -164,8 +166,8 @@ FAULTS: dict[str, Fault] = {
     for fault in (
         Fault("noise-off", noise=Silent),
         Fault("half-noise", noise=_Halved),
-        Fault("no-clipping", settings=_unclipped),
-        Fault("batch-norm", build=_batch_normalised, train=unchecked),
+        Fault("no-clipping", settings=_remove_clipping),
+        Fault("batch-norm", build=_batch_normalised, train=train_unchecked),
         Fault("shuffled", sampling=_Shuffled),
         Fault("second-noise-off", settings=_second_silent, noise=_Switched),
     )

@@ -24,7 +24,7 @@ from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Game, Published
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
-from polyclinic.training.auditing.faults import Train, unchecked
+from polyclinic.training.auditing.faults import Train, train_unchecked
 from polyclinic.training.auditing.law import ROUNDING, Finding
 from polyclinic.training.auditing.subject import Claim, Subject, moves, neighbours, privatised
 from polyclinic.training.preparation import PatientSums
@@ -115,7 +115,7 @@ def of_game(game: Game, layout: Layout, claim: Claim) -> Fixed:
         claim: What training claims, and what is planted.
     """
     game = replace(game, core=lambda at: _Still(at.label.start), begin=lambda at: {})
-    task: Any = GameTask(game, layout, clips=False).asked({})
+    task: Any = GameTask(game, layout, clips=False).with_question({})
     if claim.fault.train:
         claim = replace(claim, fault=replace(claim.fault, train=_in_pairs(task)))
     return Fixed(
@@ -174,6 +174,6 @@ def _in_pairs(task: GameTask) -> Train:
             fakes = fake_rows(generator, game, layout, layout.labels(z), rng)
             tables.append(pairs(game, layout, z, site.rows.patient, site.rows.patients, fakes))
         both = [replace(site, rows=rows) for site, rows in zip(work, tables, strict=True)]
-        return unchecked(build, arrays, both, replace(settings, loss=game.loss))
+        return train_unchecked(build, arrays, both, replace(settings, loss=game.loss))
 
     return train

@@ -15,7 +15,16 @@ from polyclinic.privacy.audit import correlation_limit, mean_length_interval, me
 from polyclinic.privacy.perturbation import TOLERANCE, determinant_epsilon, least_strength
 from polyclinic.training.auditing.faults import Silent
 from polyclinic.training.auditing.law import ROUNDING, SIGNIFICANCE, Finding
-from polyclinic.training.auditing.subject import Hospital, Subject, canaries, joined, moves, neighbours, nobody, train
+from polyclinic.training.auditing.subject import (
+    Hospital,
+    Subject,
+    canaries,
+    join_canaries,
+    moves,
+    neighbours,
+    nobody,
+    train,
+)
 from polyclinic.training.logistic.convex import ConvexTask
 from polyclinic.types import Arrays, Bools, Builder, Reals
 
@@ -35,10 +44,10 @@ def from_releases(subject: Subject, included: Bools) -> Reals:
     """(canaries,) projections of all rounds' releases onto what each canary adds to one without noise."""
     build, arrays = subject.model(extra=len(included))
     rows = canaries(subject, len(included), _SCALE)
-    there = joined(subject.patients, rows, included)
-    seen = released(subject, build, arrays, [_hospital(subject, there, "run")], subject.rounds, _MANY)[:, 0]
-    everyone = _hospital(subject, joined(subject.patients, rows, np.ones_like(included)), "known", silent=True)
-    added = released(subject, build, arrays, [everyone], 1, _MANY)[0, 0]
+    there = join_canaries(subject.patients, rows, included)
+    seen = released_weights(subject, build, arrays, [_hospital(subject, there, "run")], subject.rounds, _MANY)[:, 0]
+    everyone = _hospital(subject, join_canaries(subject.patients, rows, np.ones_like(included)), "known", silent=True)
+    added = released_weights(subject, build, arrays, [everyone], 1, _MANY)[0, 0]
     own = slice(subject.features, subject.features + len(included))
     return np.asarray(seen[:, own].sum(axis=0) * added[own])
 
@@ -57,7 +66,7 @@ def release_sensitivity(subject: Subject) -> Finding:
         for name, both in pairs.items()
         for side, rows in enumerate(both)
     ]
-    seen = {public: released(subject, build, arrays, hospitals, 1, public)[0] for public in (_FEW, _MANY)}
+    seen = {public: released_weights(subject, build, arrays, hospitals, 1, public)[0] for public in (_FEW, _MANY)}
     shares = [
         (moved / _farthest(subject, public), name)
         for public, minimisers in seen.items() for name, moved in moves(pairs, minimisers).items()
@@ -71,7 +80,7 @@ def _noise(subject: Subject) -> list[Finding]:
     """Of releases of nobody's records, which are noise alone: in objective perturbation the minimiser of a random line."""
     build, arrays = subject.model(extra=_WIDE)
     hospitals = [_hospital(subject, nobody(subject, _WIDE), "empty", site) for site in range(_SITES)]
-    seen = released(subject, build, arrays, hospitals, _ROUNDS, public := float(subject.patients.patients))
+    seen = released_weights(subject, build, arrays, hospitals, _ROUNDS, public := float(subject.patients.patients))
     scale = (subject.settings.noise_multiplier or 0.0) * _farthest(subject, public)
     draws = seen.reshape(_ROUNDS * _SITES, -1) / scale
     if subject.settings.perturbation == "gaussian":
@@ -98,7 +107,7 @@ def independence(draws: Reals, what: str) -> Finding:
     )
 
 
-def released(
+def released_weights(
     subject: Subject, build: Builder, arrays: Arrays, hospitals: Sequence[Hospital], rounds: int, public: float
 ) -> Reals:
     """(rounds, S, p): each hospital's released weights, the intercept last; the two outputs' are -w/2 and w/2.

@@ -211,7 +211,7 @@ def _one_column_each(features: int, classes: int, count: int, scale: float, stre
     return Rows(x, (stream.uniform(count) * classes).astype(np.int64), np.arange(count), count)
 
 
-def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
+def join_canaries(patients: Rows, canaries: Rows, included: Bools) -> Rows:
     """The patients, zero in the canaries' columns, and behind them the canaries that are ``included``.
 
     Args:

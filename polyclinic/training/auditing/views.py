@@ -34,7 +34,7 @@ class View:
     read: Callable[[Sequence[str], Arrays, SiteUpdate, float], Reals]
     reported: bool = True
 
-    def named(self, check: str) -> str:
+    def check_name(self, check: str) -> str:
         """The name of a check of this sum."""
         return f"{check} ({self.name})" if self.name else check
 

@@ -33,7 +33,7 @@ from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.boosting.outcome import Outcome
-from polyclinic.training.logistic.moments import drawn_in_by_pair, products, shortened
+from polyclinic.training.logistic.moments import drawn_in_by_pair, products, shorten_rows
 from polyclinic.training.modules import check_fit, load
 from polyclinic.training.synthesis import SumsTask
 from polyclinic.types import Arrays, Builder, Floats, Ints, Labels
@@ -177,7 +177,7 @@ class Shapes:
             noise: Standard deviation in each entry of ``mean``.
         """
         if "basis" not in state:
-            return self._begun(state, mean, noise)
+            return self._begin(state, mean, noise)
         scale = float(state["radius"][0])
         level, gradient = np.split(mean * scale, [self._levels])
         errors = noise * scale, np.full(self._functions, noise * scale)
@@ -276,7 +276,7 @@ class Shapes:
 
     def _moments(self, functions: Floats, labels: Floats) -> Floats:
         residuals = self.outcome.residuals(np.repeat(self._first_outputs, len(functions), axis=0), labels)
-        rows = shortened(np.concatenate([np.ones((len(functions), 1)), functions], axis=1), self._usual)
+        rows = shorten_rows(np.concatenate([np.ones((len(functions), 1)), functions], axis=1), self._usual)
         parts = (self._gradient(rows, residuals), rows, products(rows[:, 1:], MOST_CORRELATED))
         return np.concatenate([part / scale for part, scale in zip(parts, self._first_scales, strict=True)], axis=1)
 
@@ -286,10 +286,10 @@ class Shapes:
         moved = centred @ question["weights"] @ self.outcome.contrasts.T
         outputs = np.clip(moved + self.outcome.levels @ question["intercept"], -1e3, 1e3)
         rows = np.concatenate([np.ones((len(centred), 1)), centred @ question["basis"]], axis=1)
-        rows = shortened(rows, radius / self.outcome.longest(outputs)[:, None])
+        rows = shorten_rows(rows, radius / self.outcome.longest(outputs)[:, None])
         return np.asarray(self._gradient(rows, self.outcome.residuals(outputs, labels)) / radius)
 
-    def _begun(self, state: Arrays, mean: Floats, noise: float) -> Arrays:
+    def _begin(self, state: Arrays, mean: Floats, noise: float) -> Arrays:
         """Coordinates by the noisy moments, and the first model."""
         q, contrasts, levels = self._functions, self._contrasts, self._levels
         ends = np.cumsum([levels + q * contrasts, 1 + q])

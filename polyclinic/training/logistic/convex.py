@@ -97,7 +97,7 @@ class ConvexTask:
     probabilities = staticmethod(classification.probabilities)
 
     def _update(self, layer: str, arrays: Arrays, site: SiteWork, settings: TrainSettings) -> SiteUpdate:
-        bounded = _bounded(site.rows, settings.max_grad_norm)
+        bounded = _bound_rows(site.rows, settings.max_grad_norm)
         if settings.noise_multiplier is None:
             strength = settings.weight_decay * site.rows.patients
             minimiser = minimise(bounded, strength)
@@ -216,7 +216,7 @@ _MECHANISMS: dict[Mechanism, Callable[[BoundedRows, float, TrainSettings, Stream
 }  # fmt: skip
 
 
-def _bounded(rows: Rows, norm: float) -> BoundedRows:
+def _bound_rows(rows: Rows, norm: float) -> BoundedRows:
     """Missing cells are zero, the mean of a standardised column; the last coordinate is the intercept's."""
     x = np.concatenate([np.nan_to_num(rows.x, nan=0.0), np.ones((len(rows.x), 1))], axis=1)
     return bounded_rows(x, 2.0 * rows.y - 1.0, rows.patient, rows.patients, norm)

@@ -16,7 +16,7 @@ _LEAST_TRUST = 1e-3
 _LEAST_SQUARE = 1e-4
 
 
-def shortened(rows: Floats, radius: float | Floats) -> Floats:
+def shorten_rows(rows: Floats, radius: float | Floats) -> Floats:
     """Rows that are longer than ``radius``, scaled to that length."""
     with np.errstate(over="ignore", invalid="ignore"):
         lengths = np.linalg.norm(rows, axis=1, keepdims=True)

@@ -28,7 +28,7 @@ from polyclinic.models.tabular import logistic_shapes
 from polyclinic.privacy.streams import generator
 from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.training.logistic.moments import drawn_in, products, shortened
+from polyclinic.training.logistic.moments import drawn_in, products, shorten_rows
 from polyclinic.training.modules import check_fit
 from polyclinic.training.synthesis import SumsTask
 from polyclinic.types import Arrays, Builder, Floats, Ints
@@ -146,9 +146,9 @@ class Newton:
         asked = self.question(round, state)
         patients = max(float(state.get("patients", np.ones(1))[0]), 1.0)
         if not asked:
-            return self._begun(state, mean, noise, patients)
+            return self._begin(state, mean, noise, patients)
         if "spread" in asked:
-            return self._calibrated(state, mean, noise, patients)
+            return self._calibrate(state, mean, noise, patients)
         scale = float(state["radius"][0])
         gradient = mean.reshape(self._width, self._logits) * scale
         return self._step(state, gradient, noise * scale, patients)
@@ -224,7 +224,7 @@ class Newton:
         return features, z[:, self.layout.label]
 
     def _moments(self, features: Floats, outcome: Floats) -> Floats:
-        short = shortened(features, self._radius) / self._radius
+        short = shorten_rows(features, self._radius) / self._radius
         contrasts = outcome @ self._contrasts / self._outcome
         crossed = (short[:, :, None] * contrasts[:, None, :]).reshape(len(short), -1)
         parts = zip(_SHARES[:3], (crossed, short, products(short[:, 1:], MOST_CORRELATED)), strict=True)
@@ -233,7 +233,7 @@ class Newton:
     def _gradients(self, question: Arrays, features: Floats, outcome: Floats, chances: Floats) -> Floats:
         """Rows shortened so that the gradient is within the radius whatever the outcome is."""
         radius, residual = question["radius"][0], (outcome - chances) @ self._contrasts
-        short = shortened(features @ question["basis"], radius / _longest(chances)[:, None])
+        short = shorten_rows(features @ question["basis"], radius / _longest(chances)[:, None])
         return np.asarray((short[:, :, None] * residual[:, None, :]).reshape(len(short), -1) / radius)
 
     def _calibration(self, question: Arrays, logits: Floats, outcome: Floats) -> Floats:
@@ -245,7 +245,7 @@ class Newton:
 
     def _slopes(self, question: Arrays, logits: Floats) -> tuple[Floats, Floats]:
         """(n, K-1, K) how logits depend on shift and stretch, where far ones count as nearer, and their probabilities."""
-        scaled = shortened((logits - question["centre"]) / question["spread"], _FARTHEST)
+        scaled = shorten_rows((logits - question["centre"]) / question["spread"], _FARTHEST)
         shifts = np.broadcast_to(np.eye(self._logits), (len(logits), self._logits, self._logits))
         return np.concatenate([shifts, scaled[:, :, None]], axis=2), self._chances(logits)
 
@@ -254,7 +254,7 @@ class Newton:
         """(K,) by which the scores of shifts and of the stretch are divided: both parts are as long at the most, together 1."""
         return 2.0 * np.array([*[1.0] * self._logits, _FARTHEST])
 
-    def _begun(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
+    def _begin(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """Coordinates by the noisy moments, and the first model."""
         q, k, radius = self._width, self._logits, self._radius
         scales = [
@@ -340,7 +340,7 @@ class Newton:
         whole = np.diag(chances.mean(axis=0)) - chances.T @ chances / len(chances)
         return self._contrasts.T @ whole @ self._contrasts + 1e-3 * np.eye(self._logits)
 
-    def _calibrated(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
+    def _calibrate(self, state: Arrays, mean: Floats, noise: float, patients: float) -> Arrays:
         """The model after one noisy Newton step of shift and stretch, drawn towards none by their priors."""
         longest = self._longest_scores * (state["most_rows"][0] / state["rows"][0])
         score, errors = mean * longest, noise * longest

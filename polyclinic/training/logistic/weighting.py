@@ -21,7 +21,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.privacy.sums import mean_of_rows
 from polyclinic.synthesis.layout import Layout
-from polyclinic.training.logistic.moments import shortened
+from polyclinic.training.logistic.moments import shorten_rows
 from polyclinic.training.logistic.newton import Newton, Table
 from polyclinic.training.synthesis import LEAST
 from polyclinic.types import Arrays, Floats, Ints
@@ -131,13 +131,13 @@ class Weighting:
             parts = np.hstack([each.reshape(len(z), -1), information, counted]) / self._sizes(round)
             means = mean_of_rows(parts, patient, patients)
             if self.private:
-                means[:, :-4] = shortened(means[:, :-4], math.sqrt(1 - _COUNTED))
+                means[:, :-4] = shorten_rows(means[:, :-4], math.sqrt(1 - _COUNTED))
             return means
         influences = weights * (y - question["means"]) + score @ question["corrections"]
         means = mean_of_rows(np.hstack([influences, weights]), patient, patients)
         influences, weights = means[:, :2], means[:, 2:]
         if self.private:
-            influences = shortened(influences, self._longest)
+            influences = shorten_rows(influences, self._longest)
         crossed = math.sqrt(2.0) * influences[:, :1] * influences[:, 1:]
         return np.asarray(np.hstack([influences, influences**2, crossed, weights]) / self._scales)
 
@@ -182,7 +182,7 @@ class Weighting:
             return {**state, "sums": np.vstack([sums, mean]), "noises": np.append(noises, noise)}
         if round > self.fitting:
             sizes = self._sizes(round)
-            return self._corrected({**state, "balance": mean * sizes, "noise": noise * sizes[[0, -1]]})
+            return self._correct({**state, "balance": mean * sizes, "noise": noise * sizes[[0, -1]]})
         if self.private:
             state = self._newton.absorb(round, state, mean, noise)
             return {**state, "estimate": math.sqrt(2.0) * state["weights"][:, 0]}  # of the logits' contrast
@@ -199,7 +199,7 @@ class Weighting:
             "moved": moved,
         }
 
-    def _corrected(self, state: Arrays) -> Arrays:
+    def _correct(self, state: Arrays) -> Arrays:
         """With the weighted means so far, and by what a score is multiplied so that the coefficients' errors cancel."""
         (_, weighted, slopes, of_y), _, numbers = self._balance(state)
         means = numbers[:, 1] / (np.maximum(weighted[:, 0], 0.05) if self.private else weighted[:, 0])
@@ -238,7 +238,7 @@ class Weighting:
         by_noise = np.diag((noise[:2] ** 2 + (shift * noise[5:]) ** 2) / weights**2)
         return Effect(state["means"] + shift, sampling, by_noise, float(noise[2] / weights.min() ** 2 / patients))
 
-    def standardised(self, state: Arrays) -> tuple[Floats, Floats, Floats]:
+    def standardised_differences(self, state: Arrays) -> tuple[Floats, Floats, Floats]:
         """(q,) differences of the arms before and after weighting, and about the noise in each (Austin 2009).
 
         In standard deviations: the root of the unweighted arms' mean variance.

@@ -71,7 +71,7 @@ class PrivateRegression:
         )
 
     def question(self, round: int, state: Arrays) -> Arrays:
-        return {name: value[None] for name, value in self.newton.question(self._begun(state)).items()}
+        return {name: value[None] for name, value in self.newton.question(self._full_state(state)).items()}
 
     def size(self, round: int, question: Arrays) -> int:
         return self.newton.width
@@ -96,11 +96,11 @@ class PrivateRegression:
         return mean_of_rows(self.newton.contributions(own, records), patient, patients)
 
     def absorb(self, round: int, state: Arrays, mean: Floats, noise: float) -> Arrays:
-        return self.newton.absorb(round, self._begun(state), mean, noise)
+        return self.newton.absorb(round, self._full_state(state), mean, noise)
 
     def fit(self, state: Arrays) -> Fit:
         """The fit in the design's own units. Raises DataError where noise hides the information, or rounds did not agree."""
-        released = self.newton.posterior(self._begun(state))
+        released = self.newton.posterior(self._full_state(state))
         p, (centre, scale), intercept = len(self.design.names), self.outcome, self.design.intercept
         change = np.diag(scale / self.design.spread)
         change[intercept] -= scale * self.design.centre / self.design.spread
@@ -116,5 +116,5 @@ class PrivateRegression:
             noise=np.sqrt(np.diag(both[0]) / np.diag(both[1])),
         )  # fmt: skip
 
-    def _begun(self, state: Arrays) -> Arrays:
+    def _full_state(self, state: Arrays) -> Arrays:
         return {**self.newton.begin(1.0), **state}

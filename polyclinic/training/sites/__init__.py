@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyclinic.training.local import Pass, Penalty, Sites, Trained
 from polyclinic.training.modules import flat_parameters, split_flat
 from polyclinic.training.sites.draws import Draws
-from polyclinic.training.sites.optimizers import GradientFilter, OptimizerState, dump_state, restore_state, stepped
+from polyclinic.training.sites.optimizers import GradientFilter, OptimizerState, dump_state, restore_state, take_step
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, TrainSettings, own_arrays
 from polyclinic.types import Arrays, Ints, Reals, under
 
@@ -89,13 +89,13 @@ class TrainedSites(Sites):
         if not name:
             self._losses.append(losses)
             self._sampled.append(sampled)
-        return running.denoiser.filtered(total.div_(running.divisor))
+        return running.denoiser.denoise(total.div_(running.divisor))
 
     def step(self, models: Tensor, gradient: Tensor, name: str = "") -> Tensor:
         running = self._run(name)
-        after = stepped(models, gradient, running.optimizer, running.settings)
+        after = take_step(models, gradient, running.optimizer, running.settings)
         if running.denoiser.looks_ahead:
-            running.denoiser.moved(after - models)
+            running.denoiser.note_move(after - models)
         return after
 
     def own(self) -> Tensor:

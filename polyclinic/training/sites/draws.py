@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.clipping import poisson_samples
-from polyclinic.privacy.streams import taken
+from polyclinic.privacy.streams import take_words
 from polyclinic.training.task import SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Reals, under
 
@@ -40,7 +40,7 @@ class Draws:
 
     def _restore(self) -> None:
         site = self._site
-        if not begun(site.state, self._settings):
+        if not has_begun(site.state, self._settings):
             self._batch_of = np.floor(site.sampling.uniform(site.rows.patients) * self._settings.epoch)
             return
         state = under(site.state, _KEPT)
@@ -71,10 +71,10 @@ class Draws:
         return drawn * drawn.dtype.type(process.sensitivity(self._settings.participation))
 
     def place(self, steps: int) -> tuple[int, int] | None:
-        """Where the next steps' noise is in the site's keyed stream, as ``streams.taken``; None where it is drawn otherwise."""
+        """Where the next steps' noise is in the site's keyed stream, as ``take_words``; None where it is drawn otherwise."""
         if self._settings.noise is not None:
             return None
-        return taken(self._site.noise, steps * ((self._parameters + 1) // 2))
+        return take_words(self._site.noise, steps * ((self._parameters + 1) // 2))
 
     def state_after(self) -> Arrays:
         if self._batch_of is None:
@@ -88,7 +88,7 @@ class Draws:
         return {_KEPT + name: value for name, value in arrays.items()}
 
 
-def begun(state: Mapping[str, npt.NDArray[Any]], settings: TrainSettings) -> bool:
+def has_begun(state: Mapping[str, npt.NDArray[Any]], settings: TrainSettings) -> bool:
     """Whether what a site kept holds the noise process of just these settings, paid for as a whole when it began."""
     terms = state.get(f"{_KEPT}terms")
     return terms is not None and np.array_equal(terms, _terms(settings))

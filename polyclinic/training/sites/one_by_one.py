@@ -102,7 +102,7 @@ class _Alone(TrainedSites):
         some = _Batch(self._x[rows], self._y[rows], torch.from_numpy(position[patient[rows]]).to(settings.device))
         losses = _Losses(self._hooked, self._module, settings.loss, penalty)
         if self._private:
-            clipped, loss = _clipped(losses, self._parameters, some, len(batch), settings)
+            clipped, loss = _clip(losses, self._parameters, some, len(batch), settings)
             total = privatise(clipped, settings.noise_multiplier or 0.0, draws.noise(1)[0]).to(models.dtype)
         else:
             parts, loss = _plain(losses, self._parameters, some, len(batch))
@@ -154,7 +154,7 @@ def _plain(losses: _Losses, parameters: list[nn.Parameter], batch: _Batch, patie
     return [p.grad if p.grad is not None else torch.zeros_like(p) for p in parameters], summed
 
 
-def _clipped(
+def _clip(
     losses: _Losses, parameters: list[nn.Parameter], batch: _Batch, patients: int, settings: TrainSettings
 ) -> tuple[ClippedSum, float]:
     """Sum over the batch's patients of their clipped gradients, and their summed loss; patients apart one after the other."""

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from polyclinic.privacy.denoise import filtered, kalman_update
+from polyclinic.privacy.denoise import kalman_update, next_estimate
 from polyclinic.training.task import TrainSettings
 from polyclinic.types import Arrays
 
@@ -98,7 +98,7 @@ def dump_state(state: OptimizerState, shapes: Sequence[torch.Size], settings: Tr
     return states
 
 
-def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
+def take_step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
     """The models after one step of each, all (S, P), within ``settings.radius``.
 
     Bassily, Smith and Thakurta 2014, Algorithm 1, for the projection.
@@ -109,13 +109,13 @@ def stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: Tr
         state: The optimizer's state, which is written in place.
         settings: The settings of the round.
     """
-    after = _stepped(theta, gradient, state, settings)
+    after = _step(theta, gradient, state, settings)
     if not settings.radius:
         return after
     return torch.renorm(after, p=2, dim=0, maxnorm=settings.radius)
 
 
-def _stepped(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
+def _step(theta: Tensor, gradient: Tensor, state: OptimizerState, settings: TrainSettings) -> Tensor:
     rate, decay = settings.learning_rate, settings.weight_decay
     if settings.optimizer == "adamw":
         theta = theta * (1 - rate * decay)
@@ -168,7 +168,7 @@ class GradientFilter:
             return theta
         return theta + self._direction * ((1 - self._settled) / self._settled)
 
-    def filtered(self, gradient: Tensor) -> Tensor:
+    def denoise(self, gradient: Tensor) -> Tensor:
         """(S, P): the estimate after these noised gradients."""
         if self._kind == "none":
             return gradient
@@ -176,10 +176,10 @@ class GradientFilter:
             # The variance of an estimate over that of a release is the gain that made it; at first nothing is known.
             has_gain = gain and self._settled < 1
             self._gain[site] = kalman_update(gain, self._drift, 1.0)[0] if has_gain else 1.0
-            self._estimate[site] = filtered(self._estimate[site], gradient[site], self._gain[site])
+            self._estimate[site] = next_estimate(self._estimate[site], gradient[site], self._gain[site])
         return self._estimate.clone()
 
-    def moved(self, step: Tensor) -> None:
+    def note_move(self, step: Tensor) -> None:
         """Take note of (S, P), how the models moved."""
         if self.looks_ahead:
             self._direction = step

@@ -137,10 +137,10 @@ def _block(table: Table, patients: Ints, size: int, rows: int) -> Batch:
     index[: len(patients)] = np.where(inside[: len(patients)], table.first[patients, None] + np.arange(rows), nobody)
     weight[: len(patients)] = inside[: len(patients)] / np.maximum(count, 1)
     members = (~inside).astype(np.int64) if rows > 1 else np.zeros((size, 1), dtype=np.int64)
-    return _gathered(table, index, weight, members, 1, rows == 1, apart=True)
+    return _gather(table, index, weight, members, 1, rows == 1, apart=True)
 
 
-def _gathered(
+def _gather(
     table: Table, index: Ints, weight: Floats, members: Ints, patients: int, one_row: bool, apart: bool = False
 ) -> Batch:
     """The batch of the table's rows at ``index``, (S, B)."""
@@ -180,7 +180,7 @@ def _batch(table: Table, taken: Ints) -> Batch:
     else:
         members = np.full(shape, patients)
         members[site, column] = member
-    return _gathered(table, index, weight, members, patients, table.one_row)
+    return _gather(table, index, weight, members, patients, table.one_row)
 
 
 def group_sites(work: Sequence[SiteWork], sample_rate: float, row_bytes: int, memory_limit: int) -> list[list[int]]:

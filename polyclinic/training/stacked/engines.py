@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.training.losses import CROSS_ENTROPY, Loss
 from polyclinic.training.modules import structure
-from polyclinic.training.stacked.layered import layered, layered_sums, same_as_alone
+from polyclinic.training.stacked.layered import find_layers, layered_sums, same_as_alone
 from polyclinic.training.stacked.layers import Masks, plan
 from polyclinic.training.stacked.linear import linear_sums
 from polyclinic.training.stacked.per_example import fits, functional_sums
@@ -52,7 +52,7 @@ def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bo
         )
     if engine == "opacus":
         return "opacus"
-    taken, problem = _taken(module, features, engine, penalised)
+    taken, problem = _find_engine(module, features, engine, penalised)
     if taken is not None:
         return taken
     raise ConfigError(
@@ -61,7 +61,7 @@ def choose(module: nn.Module, features: int, engine: str = "auto", penalised: bo
     )
 
 
-def _taken(module: nn.Module, features: int, engine: str, penalised: bool) -> tuple[Engine | None, str]:
+def _find_engine(module: nn.Module, features: int, engine: str, penalised: bool) -> tuple[Engine | None, str]:
     """The engine that takes the module, as ``choose``; or None, and what is in the way of the one asked for."""
     problem: str | None = None
     if engine in ("auto", "linear"):
@@ -83,7 +83,7 @@ def _try(module: nn.Module, features: int, engine: str, penalised: bool) -> tupl
     problem = fits(module, features)
     if problem is not None or engine == "functional":
         return ("opacus" if engine == "auto" else None, problem) if problem is not None else ("functional", "")
-    closed = _PENALISED if penalised else layered(module)
+    closed = _PENALISED if penalised else find_layers(module)
     problem = closed if isinstance(closed, str) else same_as_alone(closed, features)
     if problem is None:
         return "layered", ""
@@ -117,7 +117,7 @@ def sums(
             raise ConfigError(f"The engine 'linear' cannot take this model: {layers}.")
         return partial(linear_sums, layers, max_norm=max_norm, loss=loss, masks=Masks(seeds))
     if engine == "layered":
-        closed = layered(module)
+        closed = find_layers(module)
         if isinstance(closed, str):
             raise ConfigError(f"The engine 'layered' cannot take this model: {closed}.")
         return partial(layered_sums, closed, max_norm=max_norm, loss=loss, masks=Masks(seeds))

@@ -72,7 +72,7 @@ class Layered:
     dropping: tuple[nn.Dropout, ...]
 
 
-def layered(module: nn.Module) -> Layered | str:
+def find_layers(module: nn.Module) -> Layered | str:
     """The module's layers; or, where they do not have all of its parameters to themselves, what is in the way."""
     if any(part._forward_hooks or part._forward_pre_hooks or part._backward_hooks for part in module.modules()):
         return "it has hooks"
@@ -193,16 +193,16 @@ class _Pass:
 
     def _call(self, layer: Layer) -> Callable[..., Tensor]:
         if isinstance(layer, Affine):
-            return lambda x: _applied(_Affine, x, self, layer)
+            return lambda x: _apply(_Affine, x, self, layer)
         if isinstance(layer, Scaled):
-            return lambda x: _applied(
+            return lambda x: _apply(
                 _Scaled, functional.layer_norm(x, layer.shape, None, None, layer.epsilon), self, layer
             )
 
         def whole(*given: Tensor) -> Tensor:
             rows = tuple(x.reshape(self.sites, -1, *x.shape[1:]) for x in given)
             made = vmap(layer)(self.theta[:, layer.start : layer.start + layer.numbers], *rows)
-            return _applied(_Noted, made.flatten(0, 1), self, layer, *(x.detach() for x in rows))
+            return _apply(_Noted, made.flatten(0, 1), self, layer, *(x.detach() for x in rows))
 
         return whole
 
@@ -222,14 +222,14 @@ class _Pass:
 
     def _part(self, layer: Layer, calls: list[tuple[tuple[Tensor, ...], Tensor]]) -> Part:
         if isinstance(layer, Affine) and calls:
-            return LayerRows(layer, self._joined([given[0] for given, _ in calls]), self._joined([g for _, g in calls]))
+            return LayerRows(layer, self._join([given[0] for given, _ in calls]), self._join([g for _, g in calls]))
         size = layer.inputs * layer.outputs + layer.bias * layer.outputs if isinstance(layer, Affine) else layer.numbers
         built = self.theta.new_zeros(1, 1, 1).expand(self.sites, self.width, size)
         for given, gradient in calls:
             built = built + (self._of_whole(layer, given, gradient) if isinstance(layer, Whole) else gradient)
         return BuiltRows(layer.start, built)
 
-    def _joined(self, calls: list[Tensor]) -> Tensor:
+    def _join(self, calls: list[Tensor]) -> Tensor:
         """(S, B, n), or (S, B, L, n) of a layer that was called at several positions."""
         shaped = [call.reshape(self.sites, self.width, -1, call.shape[-1]) for call in calls]
         whole = shaped[0] if len(shaped) == 1 else torch.cat(shaped, 2)
@@ -317,9 +317,7 @@ def _not_a_view(out: Tensor, shape: Sequence[int]) -> Tensor:
     return made
 
 
-def _applied(
-    function: type[torch.autograd.Function], x: Tensor, passing: _Pass, layer: Layer, *given: Tensor
-) -> Tensor:
+def _apply(function: type[torch.autograd.Function], x: Tensor, passing: _Pass, layer: Layer, *given: Tensor) -> Tensor:
     out: Tensor = function.apply(x, passing.anchor, passing, layer, *given)  # type: ignore[no-untyped-call]
     return out
 
@@ -330,7 +328,7 @@ def same_as_alone(plan: Layered, features: int) -> str | None:
     for part in module.modules():
         if isinstance(part, nn.Dropout):
             part.eval()
-    own, own_dropping = layered(module), layered(dropping)
+    own, own_dropping = find_layers(module), find_layers(dropping)
     if isinstance(own, str) or isinstance(own_dropping, str):
         return str(own)
     flat = torch.cat([p.detach().flatten() for p in module.parameters()])

@@ -80,7 +80,7 @@ class Convolution(Affine):
         n, _, height, width = padded.shape[:4]
         return padded.permute(0, 2, 3, 1, 4, 5).reshape(n, height * width, self.inputs), (height, width)
 
-    def folded(self, patches: Tensor, shape: Pair) -> Tensor:
+    def fold(self, patches: Tensor, shape: Pair) -> Tensor:
         """(N, C, height, width): what stands at each cell of (N, L, inputs), added up; the transpose of ``patches``."""
         left, right, above, below = self.padding
         height, width = shape
@@ -119,7 +119,7 @@ class Step:
     shapes: Sequence[Sequence[int]]
     total: int
 
-    def mapped(self, x: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
+    def map(self, x: Tensor, phi: Tensor) -> tuple[Tensor, Tensor]:
         """(S, B, features) numbers by the layers' (S, B, features * total), and (S, B) the log of the change of volume."""
         parts = unpack(phi.view(*x.shape, self.total), self.shapes)
         u, slope = self.univariate(*parts).call_and_ladj(x)

@@ -82,7 +82,7 @@ def clipped_sums(parts: Sequence[Part], theta: Tensor, batch: Batch, max_norm: f
     if not batch.one_row:
         of_patient = (~torch.isfinite(norms)).long().scatter_add_(1, batch.member, doubtful.long())
         doubtful = of_patient.gather(1, batch.member) > 0
-    return _guarded(parts, doubtful, factors, batch, theta, max_norm)
+    return _safe_sums(parts, doubtful, factors, batch, theta, max_norm)
 
 
 def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: float) -> Tensor:
@@ -108,7 +108,7 @@ def _apart(parts: Sequence[LayerRows], batch: Batch, theta: Tensor, max_norm: fl
     return total
 
 
-def _guarded(
+def _safe_sums(
     parts: Sequence[Part], doubtful: Tensor, factors: Tensor, batch: Batch, theta: Tensor, max_norm: float
 ) -> Tensor:  # fmt: skip
     """The sums where some patients' norms overflow or are not to be trusted, ``doubtful`` (S, B): theirs are built instead."""

@@ -28,7 +28,7 @@ _AFTER: dict[type[nn.Module], int] = {nn.ReLU: 1, nn.Tanh: 2, nn.Sigmoid: 3}  # 
 _CACHE = 1 << 22
 
 
-def looped(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Ints | None:
+def loop_layers(plan: Plan | str, settings: TrainSettings, dtype: torch.dtype) -> Ints | None:
     """The layers as the loops take them, (L, 5); None where they do not take the module or the settings.
 
     They take linear layers with ReLU, Tanh, Sigmoid or nothing between two of them, in float32, on the processor.
@@ -75,7 +75,7 @@ def looped_sums(
     """(S, P) sums of (clipped) gradients of patients, by ascending numbers, and (S,) summed losses, as ``linear_sums``.
 
     Args:
-        layers: (L, 5) the layers, as ``looped`` gives them.
+        layers: (L, 5) the layers, as ``loop_layers`` gives them.
         theta: (S, P) parameters, float32.
         table: The sites' rows.
         taken: The numbers of the patients in the batch, ascending.

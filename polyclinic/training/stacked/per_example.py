@@ -44,16 +44,16 @@ def functional_sums(
 
     others = tuple(penalty.models) if penalty else ()
 
-    def weighted(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
+    def weighted_loss(flat: Tensor, x: Tensor, y: Tensor, weight: Tensor, *others: Tensor) -> Tensor:
         def run() -> Tensor:
             outputs: Tensor = functional_call(module, (split_flat(flat, module), fixed), (x,))
             return outputs
 
         return (penalised_losses(module, run, x, y, loss, penalty, others) * weight).sum()
 
-    whole = vmap(grad_and_value(weighted), randomness="different")
+    whole = vmap(grad_and_value(weighted_loss), randomness="different")
     in_dims = (None, 0, 0, 0, *[None] * len(others))
-    by_row = vmap(vmap(grad_and_value(weighted), in_dims=in_dims, randomness="different"), randomness="different")
+    by_row = vmap(vmap(grad_and_value(weighted_loss), in_dims=in_dims, randomness="different"), randomness="different")
     pieces = zip(
         *(torch.split(t, rows_at_once, 1) for t in (batch.x, batch.y, batch.weight, batch.member)), strict=True
     )

@@ -24,14 +24,14 @@ def rows_product(rows: Tensor, weight: Tensor) -> Tensor:
         return torch.bmm(rows, weight)
     inner, outer = weight.shape[1:]
     weight = functional.pad(weight, (0, -outer % _ALIGNED, 0, -inner % _ALIGNED))
-    return torch.bmm(_padded(rows), weight.expand(rows.shape[0], -1, -1))[..., :outer]
+    return torch.bmm(_pad(rows), weight.expand(rows.shape[0], -1, -1))[..., :outer]
 
 
 def outer_products(left: Tensor, right: Tensor) -> Tensor:
     """(S, M, N) sums over B of outer products of (S, B, M) and (S, B, N) rows; each of the S bit for bit by itself."""
-    return torch.bmm(_padded(left).mT, _padded(right))[:, : left.shape[-1], : right.shape[-1]]
+    return torch.bmm(_pad(left).mT, _pad(right))[:, : left.shape[-1], : right.shape[-1]]
 
 
-def _padded(rows: Tensor) -> Tensor:
+def _pad(rows: Tensor) -> Tensor:
     missing = -rows.shape[-1] % _ALIGNED
     return functional.pad(rows, (0, missing)) if missing else rows.contiguous()

@@ -58,7 +58,7 @@ def _of_flow(flow: FlowPlan, theta: Tensor, batch: Batch, loss: Loss) -> tuple[l
         values, taken = _forth(step.layers, theta, torch.cat([x, context], -1), None, None)
         with torch.enable_grad():
             leaves = x.detach().requires_grad_(), values[-1].detach().requires_grad_()
-            mapped = step.mapped(*leaves)
+            mapped = step.map(*leaves)
         begun.append((values, taken, (*leaves, *mapped)))
         x, slope = (part.detach() for part in mapped)
         slopes = slopes + slope
@@ -155,7 +155,7 @@ def before(layer: Affine, theta: Tensor, gradient: Tensor, shape: Sequence[int])
     if not isinstance(layer, Convolution):
         return rows_product(gradient, layer.weight(theta))
     patches = rows_product(gradient.flatten(1, 2), layer.weight(theta)).reshape(-1, gradient.shape[2], layer.inputs)
-    return layer.folded(patches, (shape[3], shape[4])).reshape(*shape)
+    return layer.fold(patches, (shape[3], shape[4])).reshape(*shape)
 
 
 def _forward(layer: nn.Module, value: Tensor) -> Tensor:

@@ -55,7 +55,7 @@ class LayerRows:
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
         """(K,) squared norms of gradients summed over the rows at ``index``, (K, R), that are ``there``; None: of each row."""
-        a, g = (_gathered(value, index, there) for value in (self.input, self.output))
+        a, g = (_gather(value, index, there) for value in (self.input, self.output))
         layer, weights = self.layer, self.layer.mask if isinstance(self.layer, Masked) else None
         cheaper = 2 * a.shape[1] * (layer.inputs + layer.outputs) <= layer.inputs * layer.outputs
         # In float64, for a Gram matrix squares what cancels; a float64 module has no wider type, so there the sum is built.
@@ -106,7 +106,7 @@ class LayerRows:
 
     def without(self, rows: Tensor) -> LayerRows:
         """The same with zeros in these ``rows``, (S, B) bool."""
-        return replace(self, input=_zeroed(self.input, rows), output=_zeroed(self.output, rows))
+        return replace(self, input=_zero_rows(self.input, rows), output=_zero_rows(self.output, rows))
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,7 +125,7 @@ class BuiltRows:
         return squares + own, torch.zeros_like(own)
 
     def together(self, index: Tensor | None = None, there: Tensor | None = None) -> Tensor:
-        return _gathered(self.gradient, index, there).sum(1).square().sum(-1)
+        return _gather(self.gradient, index, there).sum(1).square().sum(-1)
 
     def add(self, total: Tensor, factors: Tensor | None) -> None:
         summed = self.gradient.sum(1) if factors is None else torch.bmm(factors[:, None], self.gradient)[:, 0]
@@ -135,7 +135,7 @@ class BuiltRows:
         self._places(gradients).copy_(self.gradient[site, column])
 
     def without(self, rows: Tensor) -> BuiltRows:
-        return replace(self, gradient=_zeroed(self.gradient, rows))
+        return replace(self, gradient=_zero_rows(self.gradient, rows))
 
     def _places(self, flat: Tensor) -> Tensor:
         return flat[:, self.start : self.start + self.gradient.shape[-1]]
@@ -154,7 +154,7 @@ def row_norms(parts: Sequence[Part], apart: bool = False) -> tuple[Tensor, Tenso
     return squares.sqrt(), longest.sqrt()
 
 
-def _gathered(value: Tensor, index: Tensor | None, there: Tensor | None) -> Tensor:
+def _gather(value: Tensor, index: Tensor | None, there: Tensor | None) -> Tensor:
     """(K, R, ...) rows at ``index``, zero where not ``there``, positions like more rows; None: each row by itself."""
     if index is None or there is None:
         return value.flatten(0, 1).view(value.shape[0] * value.shape[1], -1, value.shape[-1])
@@ -162,7 +162,7 @@ def _gathered(value: Tensor, index: Tensor | None, there: Tensor | None) -> Tens
     return torch.where(_across(there, value), value.flatten(0, 1)[index], 0.0).flatten(1, -2)
 
 
-def _zeroed(values: Tensor, rows: Tensor) -> Tensor:
+def _zero_rows(values: Tensor, rows: Tensor) -> Tensor:
     return torch.where(_across(rows, values), 0.0, values)
 
 

@@ -23,9 +23,9 @@ from polyclinic.training.sites import Running, TrainedSites
 from polyclinic.training.sites.draws import Draws
 from polyclinic.training.stacked.batches import Batch, Table, batch_parts, build_table, group_sites, patient_blocks
 from polyclinic.training.stacked.engines import Engine, Sums, sums
-from polyclinic.training.stacked.layered import Layered, held_by_layers, layered
+from polyclinic.training.stacked.layered import Layered, find_layers, held_by_layers
 from polyclinic.training.stacked.layers import Plan, plan
-from polyclinic.training.stacked.looped import in_turn, looped, looped_noise, looped_sums, takes
+from polyclinic.training.stacked.looped import in_turn, loop_layers, looped_noise, looped_sums, takes
 from polyclinic.training.stacked.propagation import held_by_pictures
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
 from polyclinic.types import Arrays, Bools, Builder, Ints, Reals
@@ -73,14 +73,14 @@ def _train(
     """``draws``: whether the module's layers draw random numbers themselves."""
     private = settings.noise_multiplier is not None
     layers = plan(module) if engine == "linear" else ""
-    held_by = layered(module) if engine == "layered" else layers
+    held_by = find_layers(module) if engine == "layered" else layers
     row_bytes = _row_bytes(module, held_by, engine == "functional" and private, work[0].rows.x.shape[1])
     updates: dict[int, SiteUpdate] = {}
     # What a step holds is read several times over, fastest while it is in the processor's cache.
     held = min(memory_limit, CACHE) if settings.device == "cpu" else memory_limit
     in_host = min(memory_limit, MEMORY_LIMIT)  # noise is drawn in the processor's memory, also for a GPU
     part = held if engine == "functional" or settings.device != "cpu" else min(memory_limit, PART)
-    loops = looped(layers, settings, next(module.parameters()).dtype)
+    loops = loop_layers(layers, settings, next(module.parameters()).dtype)
     # A site's own rows alone decide, so that its update does not depend on what it is stacked with.
     in_loops = [index for index, site in enumerate(work) if loops is not None and takes(site.rows, loops)]
     others = [index for index in range(len(work)) if index not in set(in_loops)]

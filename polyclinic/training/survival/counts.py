@@ -191,7 +191,7 @@ class SurvivalCounts:
             patient: (n,) the patient of each row.
             patients: The number of patients.
         """
-        complete, group, cell = self._placed(z)
+        complete, group, cell = self._place(z)
         cell = cell + self.grid.size * group
         vectors = np.zeros((len(z), self.size(round, question)))
         vectors[np.flatnonzero(complete), cell[complete]] = 1.0
@@ -207,14 +207,14 @@ class SurvivalCounts:
             patient: (n,) the patient of each row.
             patients: The number of patients.
         """
-        complete, group, _ = self._placed(z)
+        complete, group, _ = self._place(z)
         there = [len(np.unique(patient[complete & (group == at)])) for at in range(len(self.outcome.groups))]
         few = [name for name, count in zip(self.outcome.groups, there, strict=True) if 0 < count < self.fewest]
         if not few:
             return ""
         return f"Of the group {few[0]!r} there are fewer than {self.fewest} patients here, of whom exact counts would tell."
 
-    def _placed(self, z: Floats) -> tuple[Bools, Ints, Ints]:
+    def _place(self, z: Floats) -> tuple[Bools, Ints, Ints]:
         """(n,) which rows say all, and of each its group and its cell in that."""
         time, event = self.layout.values(z, self.outcome.time), self.layout.values(z, self.outcome.event)
         group = np.zeros(len(z)) if self.outcome.by is None else self.layout.values(z, self.outcome.by)

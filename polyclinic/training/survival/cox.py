@@ -190,7 +190,7 @@ class PrivateCox(PrivateRegression):
 
     def fit(self, state: Arrays) -> Fit:
         """The terms' part of the fit, in the design's own units."""
-        whole, terms = self.newton.posterior(self._begun(state)), slice(-len(self.design.names), None)
+        whole, terms = self.newton.posterior(self._full_state(state)), slice(-len(self.design.names), None)
         scale = 1 / self.scale[1]
         both = [part.covariance[terms, terms] * np.outer(scale, scale) for part in (whole.posterior, whole.likelihood)]
         estimates, hidden = whole.posterior.mean[terms] * scale, is_hidden(whole)[terms]

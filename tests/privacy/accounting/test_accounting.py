@@ -19,7 +19,7 @@ from polyclinic.privacy.accounting import (
 )
 from polyclinic.privacy.accounting.bounds import pld_epsilon_at
 from polyclinic.privacy.accounting.renyi import ORDERS, divergence
-from polyclinic.privacy.events import merged, pure_event, without_replacement_event
+from polyclinic.privacy.events import merge_events, pure_event, without_replacement_event
 
 GOLDEN = json.loads(Path(__file__).with_name("golden_accounting.json").read_text())
 REPLACE_ONE = [row for row in GOLDEN if "pld_replace_one" in row]
@@ -67,7 +67,7 @@ def test_papers_epsilons_at_a_delta_that_protects(q, z, steps, claimed, expected
 def test_one_record_drawn_at_a_time_is_not_poisson():
     # SPRINT AC-GAN claims epsilon 2. Under Poisson sampling that holds even at delta 2.05e-8 (golden, on a grid of 1e-4).
     poisson = dpsgd_event(1 / 6000, 1.0, 3_000_000)
-    assert pld_epsilon_at(merged(poisson), 2.05e-8, "add-remove", 1e-4) == pytest.approx(2.0, rel=1e-3)
+    assert pld_epsilon_at(merge_events(poisson), 2.05e-8, "add-remove", 1e-4) == pytest.approx(2.0, rel=1e-3)
     assert epsilon(poisson, 2.05e-8) == pytest.approx(1.964, rel=1e-3)
     # What its own drawing costs.
     for noise, expected in ((2.0, 3.03), (1.0, 19.2)):
@@ -146,7 +146,7 @@ def test_quick_epsilon_of_any_count_is_an_upper_bound_close_to_the_exact_one(ste
 def test_grid_is_refined_where_the_default_one_overstates():
     # The golden 2.582 is what a grid of 1e-4 gives for three million steps; the limit of many steps is 2.564.
     event = dpsgd_event(1 / 6000, 1.0, 3_000_000)
-    assert pld_epsilon_at(merged(event), 1e-5, "replace-one", 1e-4) == pytest.approx(2.582, rel=1e-3)
+    assert pld_epsilon_at(merge_events(event), 1e-5, "replace-one", 1e-4) == pytest.approx(2.582, rel=1e-3)
     assert 2.564 < epsilon(event, 1e-5, "pld", "replace-one") < 2.575
 
 
@@ -228,13 +228,13 @@ def test_union_of_releases_costs_more_than_each():
 
 
 def test_full_batches_are_plain_gaussians():
-    assert merged(dpsgd_event(1.0, 2.0, 4)) == merged(gaussian_event(1.0))
+    assert merge_events(dpsgd_event(1.0, 2.0, 4)) == merge_events(gaussian_event(1.0))
 
 
 def test_merging_does_not_depend_on_order_or_nesting():
     a, b, c = dpsgd_event(0.1, 1.0, 5), dpsgd_event(0.2, 1.0, 3), gaussian_event(4.0)
     nested = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([c, dpa.ComposedDpEvent([b, a]), dpa.NoOpDpEvent()]), 2)
-    assert merged(nested) == merged(dpa.ComposedDpEvent([a, b, c, a, b, c]))
+    assert merge_events(nested) == merge_events(dpa.ComposedDpEvent([a, b, c, a, b, c]))
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_event, epsilon, gaussian_event, plan
-from polyclinic.privacy.events import merged
+from polyclinic.privacy.events import merge_events
 
 
 @settings(max_examples=30, derandomize=True)
@@ -85,7 +85,7 @@ def test_plan_spends_all_but_a_little_of_its_epsilon(values, relation, accountan
 def test_plan_composes_its_training_and_statistics():
     made = plan(**PLANS[0])
     steps = dpsgd_event(0.1, made.noise_multiplier, 100)
-    assert merged(made.total_event) == merged(dpa.ComposedDpEvent([made.statistics_event, steps]))
+    assert merge_events(made.total_event) == merge_events(dpa.ComposedDpEvent([made.statistics_event, steps]))
     assert made.statement() == {
         "epsilon": 3.0, "delta": 1e-5, "unit": "patient", "relation": "add-remove", "accountant": "pld",
     }  # fmt: skip

@@ -15,7 +15,7 @@ from polyclinic.privacy.events import (
     ApproximateDpEvent,
     approximate_event,
     discrete_gaussian_event,
-    merged,
+    merge_events,
     pure_event,
     selection_event,
     without_replacement_event,
@@ -54,7 +54,7 @@ def test_events_survive_json_exactly(event):
 def test_merging_counts_events_wherever_they_stand(event):
     nested = dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([gaussian_event(4.0), event, event]), 2)
     flat = dpa.ComposedDpEvent([event, gaussian_event(4.0, 2), dpa.SelfComposedDpEvent(event, 3)])
-    assert merged(nested) == merged(flat)
+    assert merge_events(nested) == merge_events(flat)
 
 
 @every_new
@@ -97,7 +97,7 @@ def test_pure_epsilon_composes_to_the_closed_sum():
     assert epsilon(hundred, 1e-5, "rdp") == pytest.approx(4.615358, rel=1e-3)
     assert epsilon(pure_event(0.7), 1e-12) == pytest.approx(0.7, rel=1e-3)
     assert epsilon(pure_event(0.7), 1e-12, "pld", "replace-one") == pytest.approx(1.4, rel=1e-3)
-    assert merged(pure_event(0.0)) == ()
+    assert merge_events(pure_event(0.0)) == ()
 
 
 @pytest.mark.parametrize("eps", [1e-9, 1e-3, 0.5, 5.0, 300.0])
@@ -142,7 +142,7 @@ def test_fault_24_sampling_without_replacement_takes_noise_relative_to_the_clip_
             epsilon(dpsgd_event(0.05, 2.0, 200), 1e-5, accountant), rel=1e-3
         )
     whole = without_replacement_event(50, 50, 4.0)
-    assert merged(whole) == merged(gaussian_event(4.0))
+    assert merge_events(whole) == merge_events(gaussian_event(4.0))
 
 
 SELECTED = [

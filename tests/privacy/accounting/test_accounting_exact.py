@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from polyclinic.privacy.accounting import RELATIONS, Relation, dpsgd_event, epsilon, gaussian_event
-from polyclinic.privacy.accounting.bounds import _epsilon_of, composed
+from polyclinic.privacy.accounting.bounds import _epsilon_of, compose_events
 from polyclinic.privacy.accounting.composition import gdp_delta, optimal
 from polyclinic.privacy.events import (
     discrete_gaussian_event,
-    merged,
+    merge_events,
     pure_event,
     selection_event,
     without_replacement_event,
@@ -110,7 +110,7 @@ def test_a_discrete_gaussian_costs_no_more_than_its_bound_for_any_smaller_change
 @pytest.mark.parametrize(("rate", "noise"), [(1 / 6000, 0.5), (0.1, 1.0), (0.5, 300.0)])
 @pytest.mark.parametrize("relation", ["add-remove", "replace-one"])
 def test_a_sampled_gaussian_has_the_librarys_losses_and_no_more_than_all_probability(rate, noise, relation):
-    one = composed(merged(dpsgd_event(rate, noise, 1)), relation, 1e-4)
+    one = compose_events(merge_events(dpsgd_event(rate, noise, 1)), relation, 1e-4)
     neighbours = {"add-remove": "ADD_OR_REMOVE_ONE", "replace-one": "REPLACE_ONE"}[relation]
     library = privacy_loss_distribution.from_gaussian_mechanism(
         noise, sampling_prob=rate, neighboring_relation=dpa.NeighboringRelation[neighbours]
@@ -123,8 +123,10 @@ def test_a_sampled_gaussian_has_the_librarys_losses_and_no_more_than_all_probabi
 @pytest.mark.parametrize("rho", [0.005, 0.5, 8.0])
 def test_the_worst_distribution_of_a_renyi_bound_is_worse_than_any_with_it(rho):
     mu = math.sqrt(2 * rho)  # a Gaussian has that rho
-    alone = composed(merged(zcdp_event(rho)), "add-remove", 0.002)
-    beside = composed(merged(dpa.ComposedDpEvent([zcdp_event(rho), gaussian_event(1 / mu)])), "add-remove", 0.002)
+    alone = compose_events(merge_events(zcdp_event(rho)), "add-remove", 0.002)
+    beside = compose_events(
+        merge_events(dpa.ComposedDpEvent([zcdp_event(rho), gaussian_event(1 / mu)])), "add-remove", 0.002
+    )
     for eps in np.linspace(-2 * mu, 6 * mu, 25):
         assert alone.get_delta_for_epsilon(float(eps)) >= gdp_delta(mu, eps) - 1e-12
         assert beside.get_delta_for_epsilon(float(eps)) >= gdp_delta(math.sqrt(2) * mu, eps) - 1e-12
@@ -160,7 +162,7 @@ def test_the_closed_form_of_epsilon_is_what_dp_accountings_walk_over_the_grid_gi
     noise: float, rate: float, count: int, exponent: float, relation: Relation
 ) -> None:
     event = dpa.GaussianDpEvent(noise) if rate == 1.0 else dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(noise))
-    distribution = composed(((event, count),), relation, 0.01 * max(1.0, count**0.5 / noise))
+    distribution = compose_events(((event, count),), relation, 0.01 * max(1.0, count**0.5 / noise))
     delta = 10.0**exponent
     least = _epsilon_of(distribution, delta)
     # Beyond, the walk divides by what is no longer a number; below, transforms' rounding, which we do not subtract, shows.

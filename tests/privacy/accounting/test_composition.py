@@ -18,14 +18,14 @@ from polyclinic.privacy.events import approximate_event, pure_event, without_rep
 
 def test_composition_reproduces_golden_numbers():
     assert composition.basic(0.1, 1e-8, 100) == pytest.approx((10, 1e-6))
-    assert composition.advanced(0.1, 0, 100, 1e-5) == pytest.approx((5.850235, 1e-5), rel=1e-6)
+    assert composition.advanced_composition(0.1, 0, 100, 1e-5) == pytest.approx((5.850235, 1e-5), rel=1e-6)
     assert composition.optimal(0.1, 0, 100, 1e-5) == pytest.approx(4.306791, rel=1e-6)
 
 
 @settings(max_examples=25)
 @given(eps=st.floats(0.01, 2), count=st.integers(1, 200), delta=st.floats(0, 1e-9), slack=st.floats(1e-9, 1e-3))
 def test_each_form_of_composition_is_above_the_optimal_one(eps, count, delta, slack):
-    for form in (composition.advanced, composition.kairouz):
+    for form in (composition.advanced_composition, composition.kairouz):
         together, spent = form(eps, delta, count, slack)
         assert composition.optimal(eps, delta, count, spent) <= together * (1 + 1e-9)
     assert composition.kairouz(eps, delta, count, slack)[0] <= composition.basic(eps, delta, count)[0]
@@ -126,7 +126,7 @@ def test_the_limit_is_near_where_steps_are_many_and_small():
 @pytest.mark.parametrize("noise", [1.0, 3.0])
 def test_amplification_by_poisson_sampling_is_exact_for_a_gaussian(rate, noise):
     own = 1e-5
-    eps, delta = composition.amplified(composition.gdp_epsilon(1 / noise, own / rate), own / rate, rate)
+    eps, delta = composition.amplify(composition.gdp_epsilon(1 / noise, own / rate), own / rate, rate)
     assert delta == pytest.approx(own)
     assert epsilon(dpsgd_event(rate, noise, 1), own) == pytest.approx(eps, rel=2e-3, abs=1e-4)
 
@@ -135,7 +135,7 @@ def test_amplification_by_poisson_sampling_is_exact_for_a_gaussian(rate, noise):
 def test_amplification_holds_for_a_replaced_patient_and_without_replacement(rate):
     own, noise = 1e-5, 4.0
     replaced = composition.gdp_epsilon(2 / noise, own / rate)  # twice the clip norm
-    eps, delta = composition.amplified(replaced, own / rate, rate)
+    eps, delta = composition.amplify(replaced, own / rate, rate)
     assert epsilon(dpsgd_event(rate, noise, 1), delta, "pld", "replace-one") <= eps * (1 + 2e-3)
     drawn = without_replacement_event(1000, round(1000 * rate), noise)
     assert epsilon(drawn, delta, "pld", "add-remove") == pytest.approx(eps, rel=2e-3, abs=1e-4)
@@ -144,11 +144,11 @@ def test_amplification_holds_for_a_replaced_patient_and_without_replacement(rate
 
 
 def test_amplification_at_its_ends():
-    assert composition.amplified(1.0, 1e-6, 1.0) == pytest.approx((1.0, 1e-6))
-    assert composition.amplified(2000.0, 1e-6, 0.5)[0] == pytest.approx(2000 - math.log(2))
+    assert composition.amplify(1.0, 1e-6, 1.0) == pytest.approx((1.0, 1e-6))
+    assert composition.amplify(2000.0, 1e-6, 0.5)[0] == pytest.approx(2000 - math.log(2))
     for rate in (0.0, 1.1, math.nan):
         with pytest.raises(ConfigError, match="rate"):
-            composition.amplified(1.0, 1e-6, rate)
+            composition.amplify(1.0, 1e-6, rate)
 
 
 def test_fault_09_client_sampling_that_the_server_sees_buys_nothing():

@@ -19,7 +19,7 @@ from polyclinic.privacy.accounting import calibrate_noise_multiplier, dpsgd_even
 from polyclinic.privacy.accounting.bounds import losses
 from polyclinic.privacy.accounting.composition import gdp_delta
 from polyclinic.privacy.accounting.filter import Piece, _mu_squared, filter_epsilon
-from polyclinic.privacy.events import approximate_event, discrete_gaussian_event, merged, pure_event
+from polyclinic.privacy.events import approximate_event, discrete_gaussian_event, merge_events, pure_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.ledger.terms import (
     Block,
@@ -106,7 +106,7 @@ def value_of_many_choices(allowed: Callable[..., bool], steps: tuple[dpa.DpEvent
     grid = np.arange(-4.0, 4.0, interval)
     kernels = []
     for step in steps:
-        pmf = losses(merged(step), DELTA / 1e3, "add-remove")._pmf_remove.to_dense_pmf()
+        pmf = losses(merge_events(step), DELTA / 1e3, "add-remove")._pmf_remove.to_dense_pmf()
         support = (pmf._lower_loss + np.arange(len(pmf._probs))) * pmf._discretization
         kernel = np.zeros(2 * len(grid) - 1)
         np.add.at(kernel, np.clip(np.rint(support / interval), 1 - len(grid), len(grid) - 1).astype(int) + len(grid) - 1,
@@ -146,7 +146,7 @@ def test_a_piece_is_dominated_by_its_gaussian_at_every_epsilon(
     rate: float, noise: float, steps: int, more: int, place: int, relation: str
 ) -> None:
     event = dpa.ComposedDpEvent([dpsgd_event(rate, noise, steps), *[pure_event(0.05)] * more])
-    piece = Piece(merged(event), place)
+    piece = Piece(merge_events(event), place)
     slack = piece.slack(DELTA)
     squared = _mu_squared(piece.composition, slack, relation)
     if math.isinf(squared):
@@ -175,7 +175,7 @@ def test_what_the_filter_costs_runs_that_were_each_declared(budget: float, delta
     """Three runs, each chosen after the one before was seen, beside the same charges fixed in advance. Few small samples are far
     from Gaussian, which docs/privacy/filter.md says."""
     noise = calibrate_noise_multiplier(budget, delta, lambda z: dpsgd_event(rate, z, 90))
-    pieces = [Piece(merged(dpsgd_event(rate, noise, 30)), place) for place in (1, 2, 3)]
+    pieces = [Piece(merge_events(dpsgd_event(rate, noise, 30)), place) for place in (1, 2, 3)]
     assert budget < filter_epsilon(pieces, delta, "add-remove") < {1.0: 1.04, 0.25: 1.15, 0.05: 1.6}[rate] * budget
 
 
@@ -248,7 +248,7 @@ def test_a_plan_of_a_wide_discrete_gaussian_costs_no_memory_for_each_of_its_poin
     """Its losses one by one would take 173 GiB; a hospital accounts whatever a coordinator declares."""
     wide, plain = discrete_gaussian_event(4.0, 10**9), gaussian_event(4.0)
     assert epsilon(plain, DELTA, relation=relation) < epsilon(wide, DELTA, relation=relation) < math.inf
-    costs = [filter_epsilon([Piece(merged(event), 1)], DELTA, relation) for event in (plain, wide)]
+    costs = [filter_epsilon([Piece(merge_events(event), 1)], DELTA, relation) for event in (plain, wide)]
     assert costs[0] < costs[1] < math.inf
 
 
@@ -298,11 +298,11 @@ def test_only_a_plan_that_reserves_the_budget_has_spares(tmp_path: Path) -> None
     for run in ("run-1", "run-2"):
         for number in range(3):
             ledger.charge(one, "train", run, number, plan=[(one, 2)])
-    rows = ledger.recorded().rows
+    rows = ledger.read_site().rows
     assert [row.plan for row in rows if row.plan] == [plan_text([(one, 2)])] * 2
     noise = calibrate_noise_multiplier(0.9 * BUDGET, DELTA, lambda z: dpsgd_event(0.02, z, 30))
     step = dpsgd_event(0.02, noise, 1)
     tight = Ledger.open(tmp_path / "t.sqlite", TERMS)
     for number in range(32):
         tight.charge(step, "train", "run-1", number, plan=[(step, 30)])
-    assert tight.recorded().rows[0].plan == plan_text([(step, 33)])
+    assert tight.read_site().rows[0].plan == plan_text([(step, 33)])

@@ -8,7 +8,7 @@ from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.accounting.bounds import pld_epsilon_at
 from polyclinic.privacy.accounting.comparison import shown_epsilon
 from polyclinic.privacy.accounting.composition import clt_mu
-from polyclinic.privacy.events import merged
+from polyclinic.privacy.events import merge_events
 
 SPRINT = dpsgd_event(1 / 6000, 1.0, 3_000_000)
 
@@ -22,7 +22,7 @@ SPRINT = dpsgd_event(1 / 6000, 1.0, 3_000_000)
     ],
 )
 def test_a_coarser_grid_overstates_and_never_understates(interval: float, expected: float) -> None:
-    found = pld_epsilon_at(merged(SPRINT), 1e-5, "add-remove", interval)
+    found = pld_epsilon_at(merge_events(SPRINT), 1e-5, "add-remove", interval)
     assert found == pytest.approx(expected, rel=1e-3)
     assert found >= 0.999 * epsilon(SPRINT, 1e-5)
 

@@ -453,8 +453,8 @@ def test_charges_of_a_simulation_see_what_others_did_to_the_file(tmp_path: Path)
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
     fourth = charge(4)
-    assert [row.round for row in Ledger.read(path, "a").recorded().rows] == [1, 2, 3, 4] and fourth[0] > second[0]
+    assert [row.round for row in Ledger.read(path, "a").read_site().rows] == [1, 2, 3, 4] and fourth[0] > second[0]
     path.write_bytes(early)
-    assert charge(2) == second and [row.round for row in Ledger.read(path, "b").recorded().rows] == [1, 2]
+    assert charge(2) == second and [row.round for row in Ledger.read(path, "b").read_site().rows] == [1, 2]
     path.unlink()
     assert charge(1) == first and Ledger.read(path, "a").verify()

@@ -18,7 +18,7 @@ import pytest
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger.statements import detailed, statements
+from polyclinic.privacy.ledger.statements import statements, with_details
 from polyclinic.privacy.ledger.verify import export, verify_all
 
 TERMS = Terms("S", 1e-5, "add-remove", "patient", 50.0, "rdp")
@@ -54,7 +54,7 @@ def exported(path: Path) -> None:
 
 
 def shown(path: Path) -> None:
-    json.dumps([detailed(one) for one in statements([*Ledger.read_all(path).values()])], allow_nan=False)
+    json.dumps([with_details(one) for one in statements([*Ledger.read_all(path).values()])], allow_nan=False)
 
 
 #: Whatever is done with a ledger.

@@ -17,7 +17,7 @@ from polyclinic.errors import BudgetRefused, ConfigError
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, gaussian_event
 from polyclinic.privacy.accounting.risk import Risk, risk
 from polyclinic.privacy.ledger import Ledger, Terms
-from polyclinic.privacy.ledger.statements import detailed, smaller_deltas, statement_of, statements
+from polyclinic.privacy.ledger.statements import smaller_deltas, statement_of, statements, with_details
 from polyclinic.privacy.ledger.terms import (
     Block,
     History,
@@ -54,7 +54,7 @@ def ran(entries: list[str], run: str = "run-1") -> History:
 
 
 def detail(path: Path, deltas: tuple[float, ...] = ()) -> dict:
-    return detailed(statements([Ledger.read(path)])[0], deltas)
+    return with_details(statements([Ledger.read(path)])[0], deltas)
 
 
 def test_epsilon_at_another_delta_is_the_accountants_and_falls_with_delta(path: Path) -> None:

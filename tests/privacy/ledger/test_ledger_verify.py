@@ -48,7 +48,7 @@ def edit(path: Path, *commands: str) -> None:
 
 def forge(path: Path) -> None:
     """Make every hash anew, as somebody would who knows the rule."""
-    recorded = Ledger.read(path).recorded()
+    recorded = Ledger.read(path).read_site()
     with closing(sqlite3.connect(path)) as db:
         previous = genesis(recorded.terms)
         for row in recorded.rows:
@@ -210,10 +210,10 @@ def test_an_earlier_export_shows_a_ledger_that_was_made_anew(path: Path, tmp_pat
     export([Ledger.read(path)], tmp_path / "earlier.json")
     head = json.loads((tmp_path / "earlier.json").read_text())["sites"][0]["head"]
     charged(path, 1)
-    assert head in [row.hash for row in Ledger.read(path).recorded().rows]
+    assert head in [row.hash for row in Ledger.read(path).read_site().rows]
     edit(path, "UPDATE events SET purpose = 'test' WHERE seq = 1")
     forge(path)
-    assert findings(path) == [] and head not in [row.hash for row in Ledger.read(path).recorded().rows]
+    assert findings(path) == [] and head not in [row.hash for row in Ledger.read(path).read_site().rows]
 
 
 def test_a_damaged_ledger_is_exported_as_it_is_and_says_so(path: Path, tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_statement_is_of_one_moment_though_another_process_charges_meanwhile(
             return super().execute(sql, *values)
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Slow))
-    before = Ledger.read(path).recorded()
+    before = Ledger.read(path).read_site()
     assert other.wait(timeout=60) == 0
-    after = Ledger.read(path).recorded()
+    after = Ledger.read(path).read_site()
     assert told and before.intact and after.intact and len(after.rows) == len(before.rows) + 1 == 2

@@ -17,7 +17,7 @@ from polyclinic.inspection.result import RunResult
 from polyclinic.models.tabular import initialise, mlp
 from polyclinic.plugins import dataset_named
 from polyclinic.privacy.streams import torch_seed
-from polyclinic.training.preparation import standardised
+from polyclinic.training.preparation import standardise
 from polyclinic.training.task import OWN
 from polyclinic.types import Arrays
 from polyclinic.wire.messages import site_home
@@ -45,7 +45,7 @@ def trial_of(result: RunResult) -> Trial:
         dataset_named(config.dataset), config.sites or 4, config.partitioner, config.seed, config.alpha
     )
     scale = result.arrays["standardiser.mean"].numpy(), result.arrays["standardiser.std"].numpy()
-    rows = {shard.site: standardised(shard.train, scale) for shard in shards}
+    rows = {shard.site: standardise(shard.train, scale) for shard in shards}
     told = result.rounds[result.rounds.bytes_up.notna()]
     rounds = [list(told[told["round"] == number].site) for number in range(1, config.rounds + 1)]
     start = initialise(lambda: mlp(FEATURES, CLASSES, (UNITS,)), torch_seed(config.seed, "model"))

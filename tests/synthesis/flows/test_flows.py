@@ -68,9 +68,9 @@ def records(rows: int, seed: int = 0) -> Rows:
 def test_coordinates_lead_there_and_back(bounded: bool, seed: int) -> None:
     z = rows_of(LAYOUT, mixed(20, seed))
     there = Coordinates(LAYOUT, bounded)
-    v, _ = there.drawn(z, np.random.default_rng(seed))
+    v, _ = there.draw(z, np.random.default_rng(seed))
     np.testing.assert_allclose(there.rows(v), z, atol=1e-9)
-    assert not np.array_equal(v, there.drawn(z, np.random.default_rng(seed + 1))[0])
+    assert not np.array_equal(v, there.draw(z, np.random.default_rng(seed + 1))[0])
 
 
 @pytest.mark.parametrize("bounded", [False, True])
@@ -87,8 +87,8 @@ def test_any_numbers_stand_for_a_record_within_bounds(bounded: bool) -> None:
 def test_bits_are_spread_over_the_middle_of_their_cells() -> None:
     z = rows_of(LAYOUT, mixed(300, 2))
     there = make(LAYOUT, spread="0.5").coordinates
-    v, log_noise = there.drawn(z, np.random.default_rng(0))
-    _, whole = Coordinates(LAYOUT).drawn(z, np.random.default_rng(0))
+    v, log_noise = there.draw(z, np.random.default_rng(0))
+    _, whole = Coordinates(LAYOUT).draw(z, np.random.default_rng(0))
     bits = ~LAYOUT.numeric[: there._last] & ~there._absent(z)
     moved = (v[:, : there._last] - (2 * z[:, : there._last] - 1))[bits]
     assert np.abs(moved).max() <= 0.5
@@ -99,7 +99,7 @@ def test_bits_are_spread_over_the_middle_of_their_cells() -> None:
 
 def test_missing_cells_tell_nothing_but_that_they_are_missing() -> None:
     z = rows_of(LAYOUT, mixed(4000, 1))
-    v, _ = Coordinates(LAYOUT).drawn(z, np.random.default_rng(0))
+    v, _ = Coordinates(LAYOUT).draw(z, np.random.default_rng(0))
     lactate = LAYOUT.names.index("lactate")
     absent = z[:, LAYOUT.missing][:, 0] == 1
     assert absent.mean() == pytest.approx(0.2, abs=0.02)
@@ -157,7 +157,7 @@ def test_the_bounded_map_is_the_identity_near_the_centre() -> None:
 @pytest.mark.parametrize("name", ["maf", "nsf"])
 def test_engines_agree_and_no_patient_moves_the_sum_by_more_than_the_clip(name: str) -> None:
     recipe = make(LAYOUT, name, transforms=2, hidden=8)
-    module = recipe.filled(
+    module = recipe.flow_of(
         {
             key: a + 0.3 * np.random.default_rng(1).standard_normal(a.shape).astype(np.float32)
             for key, a in begun(recipe).items()

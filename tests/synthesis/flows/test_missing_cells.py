@@ -12,7 +12,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.models.tabular import initialise
 from polyclinic.privacy.streams import keyed_stream
-from polyclinic.synthesis.flows.fills import Law, filled, law_of
+from polyclinic.synthesis.flows.fills import Law, fill_rows, law_of
 from polyclinic.synthesis.flows.recipe import Recipe, make
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
@@ -62,10 +62,10 @@ def test_draws_are_those_of_the_conditional_law() -> None:
     rng = np.random.default_rng(0)
     v, absent = patterns(rng, 40)
     labels = np.zeros(40, dtype=np.int64)
-    means, _ = filled(v, absent, labels, {0: LAW}, np.zeros((40, 3)), *WIDE)
+    means, _ = fill_rows(v, absent, labels, {0: LAW}, np.zeros((40, 3)), *WIDE)
     scaled = Imputer(("wedge", "systolic", "mean"), LAW.mean / 6, LAW.covariance / 36)
     np.testing.assert_allclose(means, 6 * scaled.fill(np.where(absent, np.nan, v / 6), SCHEMA), atol=1e-9)
-    out, log_density = filled(v, absent, labels, {0: LAW}, rng.standard_normal((40, 3)), *WIDE)
+    out, log_density = fill_rows(v, absent, labels, {0: LAW}, rng.standard_normal((40, 3)), *WIDE)
     np.testing.assert_array_equal(out[~absent], v[~absent])
     for row, gone, given in zip(out, absent, log_density, strict=True):
         here = ~gone
@@ -76,7 +76,7 @@ def test_draws_are_those_of_the_conditional_law() -> None:
             else 0
         )
         assert given == pytest.approx(joint - there, abs=1e-9)
-    many, _ = filled(np.tile(v[:1], (20_000, 1)), np.tile([True, True, False], (20_000, 1)), np.zeros(20_000, dtype=np.int64),
+    many, _ = fill_rows(np.tile(v[:1], (20_000, 1)), np.tile([True, True, False], (20_000, 1)), np.zeros(20_000, dtype=np.int64),
                      {0: LAW}, rng.standard_normal((20_000, 3)), *WIDE)  # fmt: skip
     left = LAW.covariance[:2, :2] - np.outer(LAW.covariance[:2, 2], LAW.covariance[:2, 2]) / LAW.covariance[2, 2]
     np.testing.assert_allclose(np.cov(many[:, :2].T), left, atol=0.05)
@@ -87,10 +87,10 @@ def test_a_records_draw_does_not_depend_on_other_records() -> None:
     (v, absent), normal = patterns(rng, 1100), rng.standard_normal((1100, 3))
     labels = rng.integers(0, 2, 1100)
     laws = {0: LAW, 1: Law(np.zeros(3), np.eye(3))}
-    whole, _ = filled(v, absent, labels, laws, normal, *WIDE)
+    whole, _ = fill_rows(v, absent, labels, laws, normal, *WIDE)
     for at in (0, 7, 1099):
         one = slice(at, at + 1)
-        alone, _ = filled(v[one], absent[one], labels[one], laws, normal[one], *WIDE)
+        alone, _ = fill_rows(v[one], absent[one], labels[one], laws, normal[one], *WIDE)
         np.testing.assert_array_equal(alone[0], whole[at])
 
 
@@ -148,8 +148,8 @@ def test_mixed_records_lead_there_and_back(complete: bool) -> None:
     layout = Layout.of(MIXED)
     recipe = make(layout, transforms=1, hidden=4, complete=complete)
     z = rows_of(layout, mixed(60, 3))
-    laws = recipe.laws(recipe.filled(begun(recipe)).double(), range(layout.classes))
-    v, _ = recipe.coordinates.drawn(z, np.random.default_rng(0), laws)
+    laws = recipe.laws(recipe.flow_of(begun(recipe)).double(), range(layout.classes))
+    v, _ = recipe.coordinates.draw(z, np.random.default_rng(0), laws)
     assert v.shape[1] == recipe.width
     back, there = recipe.coordinates.rows(v), ~recipe.coordinates.missing(z)
     np.testing.assert_allclose(back[there] if complete else back, z[there] if complete else z, atol=1e-9)
@@ -167,7 +167,7 @@ def test_a_hospital_fills_cells_by_what_the_round_begins_with_and_no_patient_mov
         site = SiteWork(
             Rows(x, table.y, table.patient, 30), streams[0], streams[1], 30.0, {}, streams[2], own=own or {}
         )
-        return task.shown(recipe.module, given, [site])[0].rows.x
+        return task.show_rows(recipe.module, given, [site])[0].rows.x
 
     base = seen(table.x, arrays)
     other = table.x.copy()

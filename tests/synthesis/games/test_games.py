@@ -14,9 +14,9 @@ from polyclinic.privacy.streams import keyed_stream
 from polyclinic.synthesis.games.builders import make
 from polyclinic.synthesis.games.fakes import fake_rows, generator_of, pairs
 from polyclinic.synthesis.games.game import Adaptive, Game
-from polyclinic.synthesis.games.generator import Play, generator_loss, generator_steps, penalised
+from polyclinic.synthesis.games.generator import Play, generator_loss, generator_steps, penalise
 from polyclinic.synthesis.games.head import Front, cosine_transform
-from polyclinic.synthesis.games.state import GeneratorState, advanced, due, first_state
+from polyclinic.synthesis.games.state import GeneratorState, advance, due, first_state
 from polyclinic.synthesis.layout import Layout
 from polyclinic.training.modules import flat_parameters
 from polyclinic.training.stacked.batches import batch_parts, build_table
@@ -205,13 +205,13 @@ def test_the_generator_waits_for_a_critic_that_it_fools() -> None:
     state = first_state(made, LAYOUT, 0)
     assert due(game(), state, 50)[0] == game().steps
     assert due(made, state, 50)[0] == 50
-    fooled = advanced(made, state, [0.0] * 4)
+    fooled = advance(made, state, [0.0] * 4)
     assert fooled.level == 1
     steps, state = due(made, fooled, 7)
     assert (steps, state.owed) == (1, 2)
     assert due(made, state, 7)[0] == 1 and due(made, due(made, state, 7)[1], 1)[0] == 1
-    assert advanced(made, fooled, [1.0] * 50).level == 1
-    assert advanced(made, state, [0.0] * 50).level == 2
+    assert advance(made, fooled, [1.0] * 50).level == 1
+    assert advance(made, state, [0.0] * 50).level == 2
 
 
 def test_the_penalty_on_generated_rows_brings_the_critics_slope_to_one() -> None:
@@ -219,11 +219,11 @@ def test_the_penalty_on_generated_rows_brings_the_critics_slope_to_one() -> None
     made = replace(made, critic_of=lambda at: torch.nn.Sequential(torch.nn.Linear(at.width, 1)))
     critic = begun(made, LAYOUT, 0).critic
     critic["0.weight"][:] = 1.0
-    result = penalised(Play(made, LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
+    result = penalise(Play(made, LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
     assert np.linalg.norm(critic["0.weight"]) > 4.0
     assert np.linalg.norm(result["0.weight"]) == pytest.approx(1.0, abs=0.05)
     assert (
-        penalised(Play(replace(made, penalty=0.0), LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
+        penalise(Play(replace(made, penalty=0.0), LAYOUT, HALF), critic, first_state(made, LAYOUT, 0), 1, 0.02)
         is critic
     )
 
@@ -253,7 +253,7 @@ def test_what_a_game_does_not_take_is_refused(options: dict[str, object], said: 
 
 def test_a_game_at_one_place_learns_and_leaves_no_trace() -> None:
     z = records(600)
-    rows = Rows(*LAYOUT.encoded(z), np.arange(600), 600)
+    rows = Rows(*LAYOUT.features_and_labels(z), np.arange(600), 600)
     made = game(batch=300, steps=10)
     before = torch.random.get_rng_state()
     found = train_centrally(made, LAYOUT, rows, settings_of(made), 15, HALF, seed=3)

@@ -9,8 +9,8 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.methods.bins import Bins
-from polyclinic.synthesis.methods.classes import apart, calibrated, chosen_codes, tilted
-from polyclinic.synthesis.methods.draws import picked
+from polyclinic.synthesis.methods.classes import apart, calibrate, chosen_codes, tilt
+from polyclinic.synthesis.methods.draws import pick
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.methods.latent import Latent
 from polyclinic.synthesis.sums import MOVED, fit_centrally
@@ -111,10 +111,10 @@ def test_tilted_frequencies_have_the_mean_that_is_wanted() -> None:
     rng = np.random.default_rng(0)
     frequencies, weights = rng.uniform(0.05, 0.9, (4, 30)), rng.dirichlet(np.ones(4))
     wanted = weights @ frequencies * rng.uniform(0.5, 1.2, 30)
-    found = tilted(frequencies, weights, wanted)
+    found = tilt(frequencies, weights, wanted)
     np.testing.assert_allclose(weights @ found, wanted, rtol=5e-3)
     np.testing.assert_array_equal(np.argsort(found, axis=0), np.argsort(frequencies, axis=0))
-    np.testing.assert_allclose(tilted(frequencies, weights, weights @ frequencies), frequencies, rtol=1e-9)
+    np.testing.assert_allclose(tilt(frequencies, weights, weights @ frequencies), frequencies, rtol=1e-9)
 
 
 def test_differences_that_noise_explains_are_taken_out() -> None:
@@ -148,7 +148,7 @@ def test_codes_are_as_frequent_over_all_classes_as_wanted() -> None:
     plain = chosen_codes_of(frequencies, shares, counts)
     wanted = plain * rng.uniform(0.85, 1.15, 12)
     wanted *= plain.sum() / wanted.sum()
-    found = chosen_codes_of(calibrated(frequencies, shares, counts, wanted), shares, counts)
+    found = chosen_codes_of(calibrate(frequencies, shares, counts, wanted), shares, counts)
     assert np.abs(found - wanted).max() < 0.02
     assert np.abs(found - wanted).sum() < 0.5 * np.abs(plain - wanted).sum()
 
@@ -157,7 +157,7 @@ def chosen_codes_of(frequencies: Floats, shares: Floats, counts: Floats) -> Floa
     """How often each code is drawn."""
     rng = np.random.default_rng(1)
     latent = rng.choice(3, 60_000, p=shares)
-    count = picked(counts[latent], rng)
+    count = pick(counts[latent], rng)
     return np.asarray(chosen_codes(frequencies, latent, count, rng).mean(axis=0))
 
 
@@ -210,7 +210,7 @@ def test_a_question_that_makes_vectors_infinite_is_refused_before_any_row_is_rea
     question = {ROUND: np.array([3]), "histograms": -used.astype(np.float64), "bias": np.zeros(3),
                 "weights": np.zeros((3, len(method._scale)))}  # fmt: skip
     with pytest.raises(ConfigError, match="vectors that are not finite"):
-        SumsTask(method).asked(question)
+        SumsTask(method).with_question(question)
 
 
 @pytest.mark.parametrize("option, value", [("classes", 0), ("rounds", 2), ("most", 0), ("watched", 1), ("start", -1)])

@@ -16,7 +16,7 @@ from polyclinic.errors import DataError
 from polyclinic.privacy.accounting import epsilon, gaussian_event
 from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.marginals import Marginals, NetworkSynthesizer, estimation, make
-from polyclinic.synthesis.marginals.estimation import Measured, asked, fit, maximal, model_cells
+from polyclinic.synthesis.marginals.estimation import Measured, fit, maximal, model_cells, sum_matrix
 from polyclinic.synthesis.methods.independent import Independent
 from polyclinic.synthesis.sums import HIDDEN, SynthesisMethod, clipped_total, fit_centrally
 from polyclinic.synthesis.synthesizer import load, save, unsure
@@ -174,7 +174,7 @@ def test_a_fit_is_the_closest_model_but_for_ten_nats_of_entropy() -> None:
     those of columns that are independent given the label."""
     sizes, measured = measurements(20.0)
     field, potentials = fit(sizes, measured)
-    adds = asked(sizes, measured, field.cliques)
+    adds = sum_matrix(sizes, measured, field.cliques)
     left = np.concatenate([one.values for one in measured]) - adds @ field.marginals(potentials[None])[0]
     variance = np.concatenate([one.deviation for one in measured]) ** 2
     assert 0.1 < np.mean(left**2 / variance) < 1.5
@@ -244,7 +244,7 @@ def test_a_mixed_table_is_drawn_by_label_and_comes_back_from_its_file(tmp_path: 
     drawn = synthesizer.sample(6000, np.random.default_rng(2), labels)
     np.testing.assert_array_equal(layout.labels(drawn), labels)
     for label in (0, 1):
-        real, ours = (layout.encoded(rows)[0] for rows in (z[y == label], drawn[labels == label]))
+        real, ours = (layout.features_and_labels(rows)[0] for rows in (z[y == label], drawn[labels == label]))
         assert np.abs(real.mean(axis=0) - ours.mean(axis=0))[[0, 2, 3]].max() < 0.06
         assert abs(np.nanmean(real[:, 1]) - np.nanmean(ours[:, 1])) < 0.06
         assert abs(np.isnan(real[:, 1]).mean() - np.isnan(ours[:, 1]).mean()) < 0.05
@@ -254,8 +254,8 @@ def test_a_mixed_table_is_drawn_by_label_and_comes_back_from_its_file(tmp_path: 
 
     able = unsure(synthesizer)
     assert able is not None and able.patients == 4000 and {("age", "died"), ("lactate", "died")} <= set(able.together)
-    absent = [np.isnan(layout.encoded(one.sample(4000, rng))[0][:, 1]).mean() for one in able.anew(8, rng)]
-    expected = np.isnan(layout.encoded(z)[0][:, 1]).mean()
+    absent = [np.isnan(layout.features_and_labels(one.sample(4000, rng))[0][:, 1]).mean() for one in able.anew(8, rng)]
+    expected = np.isnan(layout.features_and_labels(z)[0][:, 1]).mean()
     assert abs(np.mean(absent) - expected) < 0.03 and np.std(absent) > 0.006, "a set of one model varies by 0.006 alone"
 
     path = tmp_path / "synthesizer.safetensors"

@@ -93,7 +93,7 @@ def test_a_step_beyond_all_numbers_is_shortened_or_not_taken() -> None:
     precision, place = np.eye(2) * 400.0, np.array([0.1, 0.2])
     with np.errstate(all="ignore"):
         assert np.isnan(found._energy(np.array([[-np.inf, np.inf]]), precision)[0]).all()
-    np.testing.assert_array_equal(found._climbed(place, np.array([-np.inf, np.inf]), precision), place)
+    np.testing.assert_array_equal(found._climb(place, np.array([-np.inf, np.inf]), precision), place)
 
 
 def test_groups_tell_of_sums_alone() -> None:

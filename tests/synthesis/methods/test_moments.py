@@ -15,11 +15,11 @@ from polyclinic.synthesis.methods.bins import Bins, distributions
 from polyclinic.synthesis.methods.covariance import (
     class_covariances,
     class_means,
-    denoised,
-    lifted,
+    denoise,
+    lift,
     on_simplex,
     positive,
-    quietened,
+    quieten,
     shrunk,
 )
 from polyclinic.synthesis.methods.independent import Independent
@@ -38,7 +38,7 @@ def test_cosines_are_orthonormal_and_undone() -> None:
     basis = Basis.of(layout)
     z = rows_of(layout, mixed(50, 0).dropna())
     u = basis.forward(z)
-    np.testing.assert_allclose(basis.turned(u) + basis.centre, z[:, : layout.label.start], atol=1e-12)
+    np.testing.assert_allclose(basis.turn_back(u) + basis.centre, z[:, : layout.label.start], atol=1e-12)
     apart = z[:, : layout.label.start] - basis.centre
     np.testing.assert_allclose(basis.turned_square(u.T @ u), apart.T @ apart, atol=1e-10)
     np.testing.assert_allclose(basis.square_of(apart.T @ apart), u.T @ u, atol=1e-10)
@@ -97,7 +97,9 @@ def test_missing_cells_are_divided_out() -> None:
     seen = whole[["age", "lactate", "sbp_00", "sbp_02"]].to_numpy(dtype=float)
     at = [layout.names.index(name) for name in ("age", "lactate", "sbp_00", "sbp_02")]
     scale = np.array([15.0, 5.0, 45.0, 45.0])
-    np.testing.assert_allclose(basis.turned(mean)[at] * scale + [60, 10, 150, 150], np.nanmean(seen, axis=0), atol=0.01)
+    np.testing.assert_allclose(
+        basis.turn_back(mean)[at] * scale + [60, 10, 150, 150], np.nanmean(seen, axis=0), atol=0.01
+    )
     found = basis.turned_square(covariance)[np.ix_(at, at)] * np.outer(scale, scale)
     for one in range(4):
         for two in range(4):
@@ -158,10 +160,10 @@ def test_noise_is_taken_from_eigenvalues() -> None:
     truth = np.diag([20.0] + [1.0] * 99)
     noise = rng.normal(size=(100, 100)) * 0.3
     noisy = truth + (noise + noise.T) / 2
-    found = positive(denoised(noisy, 0.3))
+    found = positive(denoise(noisy, 0.3))
     assert np.linalg.norm(found - truth) < 0.35 * np.linalg.norm(noisy - truth)
-    assert np.trace(denoised(noisy, 0.3)) == pytest.approx(np.trace(noisy))
-    np.testing.assert_allclose(denoised(noisy, 0.0), noisy)
+    assert np.trace(denoise(noisy, 0.3)) == pytest.approx(np.trace(noisy))
+    np.testing.assert_allclose(denoise(noisy, 0.0), noisy)
     assert np.linalg.eigvalsh(found)[0] > 0
 
 
@@ -186,13 +188,13 @@ def test_what_hangs_together_in_few_places_or_few_directions_is_kept() -> None:
     for truth, places in ((pair, True), (together, False)):
         noise = rng.normal(size=(60, 60)) * 0.2
         noisy = truth + (noise + noise.T) / 2
-        found = quietened(noisy, 0.2)
+        found = quieten(noisy, 0.2)
         assert np.trace(found) == pytest.approx(np.trace(noisy))
         wrong = np.linalg.norm(found - truth)
         assert wrong < 0.45 * np.linalg.norm(noisy - truth)
         if places:
-            assert wrong < 0.7 * np.linalg.norm(denoised(noisy, 0.2) - truth)
-    np.testing.assert_allclose(quietened(pair, 0.0), pair, atol=1e-12)
+            assert wrong < 0.7 * np.linalg.norm(denoise(noisy, 0.2) - truth)
+    np.testing.assert_allclose(quieten(pair, 0.0), pair, atol=1e-12)
 
 
 def test_missing_cells_do_not_multiply_the_noise_of_a_rare_class() -> None:
@@ -235,17 +237,17 @@ def test_classes_keep_what_noise_does_not_explain() -> None:
 
 def test_flat_directions_are_lifted_to_the_noise() -> None:
     close = np.array([[1.0, 0.99], [0.99, 1.0]])
-    np.testing.assert_allclose(lifted(close, 0.0), close)
-    np.testing.assert_allclose(lifted(close, 0.3), [[1.0, 0.7], [0.7, 1.0]])
+    np.testing.assert_allclose(lift(close, 0.0), close)
+    np.testing.assert_allclose(lift(close, 0.3), [[1.0, 0.7], [0.7, 1.0]])
     # However loud the noise, half of the variance stays where it was measured.
-    np.testing.assert_allclose(lifted(close, 5.0), [[1.0, 0.5], [0.5, 1.0]])
+    np.testing.assert_allclose(lift(close, 5.0), [[1.0, 0.5], [0.5, 1.0]])
     rng = np.random.default_rng(4)
     root = rng.normal(size=(12, 12)) * rng.uniform(0.1, 3.0, 12)
     uneven = root @ root.T
-    found = lifted(uneven, 0.5)
+    found = lift(uneven, 0.5)
     np.testing.assert_allclose(np.diag(found), np.diag(uneven))
     assert np.linalg.eigvalsh(found)[0] > max(10 * np.linalg.eigvalsh(uneven)[0], 0.05)
-    assert lifted(np.zeros((0, 0)), 1.0).shape == (0, 0)
+    assert lift(np.zeros((0, 0)), 1.0).shape == (0, 0)
 
 
 def test_a_discriminant_of_lifted_moments_parts_classes_better() -> None:
@@ -255,8 +257,8 @@ def test_a_discriminant_of_lifted_moments_parts_classes_better() -> None:
     for _ in range(20):
         apart = np.sqrt(values) * rng.choice([-1.0, 1.0], 30)
         noise = 0.05 * rng.normal(size=(30, 30))
-        found = positive(denoised(np.diag(values) + (noise + noise.T) / 2, 0.05))
-        both = (lifted(found, 0.05 * np.sqrt(30 / 2)), found)
+        found = positive(denoise(np.diag(values) + (noise + noise.T) / 2, 0.05))
+        both = (lift(found, 0.05 * np.sqrt(30 / 2)), found)
         ways = [np.linalg.solve(one, apart + 0.03 * rng.normal(size=30)) for one in both]
         reached.append([(way @ apart) ** 2 / (values * way**2).sum() / len(values) for way in ways])
     ours, before = np.mean(reached, axis=0)

@@ -84,7 +84,7 @@ def fitted(
 
 
 def cells_of(layout: Layout, z: Floats) -> tuple[dict[str, Floats], Ints]:
-    x, y = layout.encoded(z)
+    x, y = layout.features_and_labels(z)
     return {c.name: column_cells(x, layout.schema, c.name) for c in layout.schema.features}, y
 
 

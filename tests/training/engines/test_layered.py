@@ -17,7 +17,7 @@ from polyclinic.models.sequences import gru, transformer
 from polyclinic.training.modules import structure
 from polyclinic.training.stacked.batches import Batch
 from polyclinic.training.stacked.engines import Engine, choose, sums
-from polyclinic.training.stacked.layered import layered, same_as_alone
+from polyclinic.training.stacked.layered import find_layers, same_as_alone
 from polyclinic.training.stacked.trainer import train_stacked
 from tests.training.test_engines import FEATURES, made, models
 from tests.training.test_stacked import assert_equal, double, opacus, settings, start_of, work
@@ -282,7 +282,7 @@ def frozen() -> nn.Module:
 )
 def test_a_module_that_is_more_than_its_layers_goes_to_torch_func(build: Build, told: str) -> None:
     module = build()
-    found = layered(module)
+    found = find_layers(module)
     assert told in str(found if isinstance(found, str) else same_as_alone(found, FEATURES))
     if told != "none of its layers":
         assert choose(module, FEATURES) == "functional"

@@ -15,7 +15,7 @@ from polyclinic.ehr.shard import Rows
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.training import classification
-from polyclinic.training.sites.optimizers import restore_state, stepped
+from polyclinic.training.sites.optimizers import restore_state, take_step
 from polyclinic.training.task import SiteWork, TrainSettings
 
 
@@ -33,7 +33,7 @@ def test_a_step_ends_at_the_nearest_point_of_the_ball(optimizer: str) -> None:
     after = {}
     for radius in (0.0, 0.8):
         own = settings(optimizer=optimizer, learning_rate=0.01, weight_decay=0.1, radius=radius)
-        after[radius] = stepped(theta, gradient, restore_state([{}] * 5, [7], own, theta.dtype), own)
+        after[radius] = take_step(theta, gradient, restore_state([{}] * 5, [7], own, theta.dtype), own)
     lengths = after[0.0].norm(dim=1)
     assert lengths[0] < 0.8 < lengths[1:].min()
     torch.testing.assert_close(after[0.8][0], after[0.0][0], rtol=0, atol=0)

@@ -71,7 +71,7 @@ def release(task: convex.ConvexTask, data: Rows, key: int = 0, **changes: Any) -
 
 
 def bounded(data: Rows, norm: float = 2.0) -> BoundedRows:
-    return convex._bounded(data, norm)
+    return convex._bound_rows(data, norm)
 
 
 @pytest.mark.parametrize("strength", [1e-3, 0.5, 40.0])
@@ -422,7 +422,7 @@ def test_excess_risk_of_the_exponential_mechanism_falls_with_patients_and_with_n
 
     def excess(n: int, noise: float) -> tuple[float, float]:
         data = rows(n, seed=1)
-        v = convex._bounded(Rows(data.x[:, :2], data.y, data.patient, n), norm)
+        v = convex._bound_rows(Rows(data.x[:, :2], data.y, data.patient, n), norm)
         mean_loss = lambda w: float(np.logaddexp(0.0, -v.rows @ w).mean())  # noqa: E731
         best = convex.minimise(v, 1e-6)
         strength = noise * norm * np.sqrt(size) / np.linalg.norm(best)

@@ -49,7 +49,7 @@ def test_clipped_weights_give_the_weighted_means_of_clipped_weights() -> None:
     counts, clipped, _ = method.overlap(state)
     np.testing.assert_allclose(counts, [(treated == arm).sum() for arm in (1, 0)])
     np.testing.assert_allclose(clipped, [(weights == 2.5)[treated == arm].mean() for arm in (1, 0)], atol=1e-9)
-    before, after, _ = method.standardised(state)
+    before, after, _ = method.standardised_differences(state)
     for j in range(4):
         column = [x[treated == arm, j + 1] for arm in (1, 0)]
         deviation = np.sqrt((column[0].var() + column[1].var()) / 2)

@@ -234,7 +234,7 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
         if agreed["senders"].tolist() != senders or agreed["sealed"].shape != (len(senders), SEALED_BYTES):
             raise refusal(call, "the sealed shares are not one from each other hospital for which it masked its update")
         sealed = dict(zip(senders, (row.tobytes() for row in agreed["sealed"]), strict=True))
-        return {"shares": _opened(call, secrets, sealed, parties, survivors)}
+        return {"shares": _open_shares(call, secrets, sealed, parties, survivors)}
 
     def last(call: Call[SecureUnmaskRequest]) -> RecordDict:
         # Not by who signed: whoever else agreed to the same outcome, the same shares leave.
@@ -247,7 +247,7 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
     return each(last, calls)
 
 
-def _opened(
+def _open_shares(
     call: Call[SecureUnmaskRequest],
     secrets: Arrays,
     sealed: Mapping[int, bytes],

@@ -184,7 +184,7 @@ def _question(call: Call[TrainRequest]) -> _Question:
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))
     sent, numbers = beside(call.content, settings.local, arrays), told_numbers(call.content, settings.local)
-    asked = _asked(call)
+    asked = _read_question(call)
     by = scale and {"mean": scale[0], "std": scale[1]}
     told_apart = digest(config.decided, repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
     return _Question(
@@ -196,7 +196,7 @@ def _flat(beside: Mapping[str, Arrays]) -> Arrays:
     return {f"{BESIDE}{name}/{label}": value for name, part in beside.items() for label, value in part.items()}
 
 
-def _asked(call: Call[TrainRequest]) -> Arrays:
+def _read_question(call: Call[TrainRequest]) -> Arrays:
     """What the program asks beside a model or in place of one; a message of most programs has nothing of the kind."""
     record = call.content.array_records.get(QUESTION)
     return {} if record is None else from_record(record)

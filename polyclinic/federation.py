@@ -88,7 +88,7 @@ def _naming_folder(folder: Run) -> Iterator[None]:
         raise
 
 
-def _summarised(folder: Run, summary: dict[str, Any]) -> None:
+def _write_summary(folder: Run, summary: dict[str, Any]) -> None:
     """Write a summary that has gained something, and its report."""
     folder.write_summary(summary)
     render_report(folder.path, with_figures=folder.pictures)
@@ -410,12 +410,12 @@ class Federation:
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
             if program_of(config).shows_baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
-                _summarised(folder, summary)
+                _write_summary(folder, summary)
             if folder.awaits_comparison:
                 comparison = compare(folder, Federation._grid, outcome.sites, progress)
                 synthesis = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, comparison) | {"synthesis": synthesis}
-                _summarised(folder, summary)
+                _write_summary(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.inspection.quality import (
                 judge_run,  # with the report's scipy, only at the end of such a run

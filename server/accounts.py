@@ -86,18 +86,18 @@ class Account:
         unanswered: count also what may have been charged without an answer.
         """
         history = from_text(self.charged or "[]")
-        needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._asked(unanswered)
+        needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._count_asked(unanswered)
         return self._with(history, needed - Counter(dict(flat(history))))
 
     def asked_alone(self) -> History:
         """What the requests of this run may have cost the hospital, whatever it says of its ledger."""
-        return self._with((), self._asked(unanswered=True))
+        return self._with((), self._count_asked(unanswered=True))
 
     def answered(self) -> History:
         """What the requests of this run that the hospital answered must have cost it."""
-        return self._with((), self._asked(unanswered=False))
+        return self._with((), self._count_asked(unanswered=False))
 
-    def _asked(self, unanswered: bool) -> Counter[str]:
+    def _count_asked(self, unanswered: bool) -> Counter[str]:
         return Counter(
             {entry: sum(unanswered or request not in self.unanswered for request in requests)
              for entry, requests in self.asked.items()}

@@ -106,7 +106,7 @@ def make_room(call: Call[A]) -> None:
         if named := _LEFT.fullmatch(path.name):
             rounds.setdefault((named["run"] or named["other"], named["round"]), []).append(path)
     for key, paths in list(rounds.items()):
-        if max(map(_written, paths)) < time.time() - _FORGOTTEN_SECONDS:
+        if max(map(_write_time, paths)) < time.time() - _FORGOTTEN_SECONDS:
             for path in paths:
                 path.unlink(missing_ok=True)
             del rounds[key]
@@ -119,7 +119,7 @@ def make_room(call: Call[A]) -> None:
         )
 
 
-def _written(path: Path) -> float:
+def _write_time(path: Path) -> float:
     """When the file was written; now, where another process has just renamed it."""
     try:
         return path.stat().st_mtime

@@ -98,7 +98,7 @@ def _decide(folder: Path, decision: str, given: dict[str, str]) -> None:
 def _page(folder: Path, error: str) -> str:
     node = HospitalNode.read(folder)
     spends = spending(node)
-    runs = [_shown(facts(approval, node.policy), spends) for approval in approvals.approvals(node.home)]
+    runs = [_add_rows(facts(approval, node.policy), spends) for approval in approvals.approvals(node.home)]
     body = render(_BODY, {
         "site": node.hospital.site, "spent": _number(spends["spent"], "unbounded"),
         "budget": _number(spends["budget"], "no limit"), "required": node.policy.require_approval, "error": error,
@@ -109,7 +109,7 @@ def _page(folder: Path, error: str) -> str:
     return frame(f"Runs at {node.hospital.site}", body, script="", allowed=_ALLOWED)
 
 
-def _shown(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, Any]:
+def _add_rows(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, Any]:
     """A run's facts with the rows of its table."""
     share = share_of_budget(run, spends["budget"])
     asks = "no privacy" if run["epsilon"] is None else run["epsilon"]

@@ -47,14 +47,14 @@ class HeldArray(Array):
         return np.array(self.__dict__["_held"])
 
     def __reduce__(self) -> tuple[Any, tuple[np.ndarray]]:
-        return _held, (self.__dict__["_held"],)
+        return _hold_array, (self.__dict__["_held"],)
 
 
 # On the wire Flower names an object by its class, and a receiver knows only its own.
 HeldArray.__qualname__ = Array.__qualname__
 
 
-def _held(ndarray: np.ndarray) -> HeldArray:
+def _hold_array(ndarray: np.ndarray) -> HeldArray:
     return HeldArray(ndarray)
 
 

@@ -53,7 +53,7 @@ def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
         sample_rate=rate, quantile=config.central.quantile if config.central.clipping == "adaptive" else None,
         noise=config.central.noise, rounds=config.rounds, separation=config.participation.min_separation,
     )  # fmt: skip
-    return _calibrated(plan, config.central.epsilon, config.central.delta)
+    return _calibrate(plan, config.central.epsilon, config.central.delta)
 
 
 def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
@@ -134,7 +134,7 @@ def _statement(ledger: Ledger, **details: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _calibrated(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
+def _calibrate(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
     """``plan`` with the least noise that spends at most ``epsilon`` over all rounds."""
 
     def event(noise: float) -> DpEvent:

@@ -114,7 +114,7 @@ class SecureSum:
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
         epsilon = self._charge(arrived)
-        confirmed, silent = self._confirmed([site for site, _ in replies])
+        confirmed, silent = self._confirm_survivors([site for site, _ in replies])
         shares, dropped = self._shares(confirmed)
         question = _most_common(bytes(arrays["question"]) for arrays in confirmed.values())
         total = sum(arrived.values(), np.zeros(self.terms.size, dtype=self.terms.word))
@@ -142,7 +142,7 @@ class SecureSum:
         event = self.terms.event(len(arrived))
         return self.run.ledger.charge(event, "secure-sum", self.run.name, self.round, release, sums)
 
-    def _confirmed(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
+    def _confirm_survivors(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
         """The signatures of the survivors that signed the same outcome, by index."""
         alive = {"survivors": np.array([site.index for site in survivors], dtype=np.int64)}
         signed = {"question": (KEY_BYTES,), "outcome": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)}

@@ -175,7 +175,7 @@ class SiteGrid(PassingGrid):
 
     def exchange(self, messages: Iterable[Message], timeout: float | None) -> Exchange:
         """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""
-        addressed = sorted((self._addressed(message) for message in messages), key=lambda pair: pair[0].index)
+        addressed = sorted((self._address_message(message) for message in messages), key=lambda pair: pair[0].index)
         replies = self._grid.send_and_receive([message for _, message in addressed], timeout=timeout)
         replies_by_index = by_index(replies, {site.index: site.node for site, _ in addressed})
         exchange = Exchange([])
@@ -197,7 +197,7 @@ class SiteGrid(PassingGrid):
                 exchange.replies.append((site, reply))
         return exchange
 
-    def _addressed(self, message: Message) -> tuple[Site, Message]:
+    def _address_message(self, message: Message) -> tuple[Site, Message]:
         site = self._cohort[message.metadata.dst_node_id]
         records = message.content.__dict__["_data"] | self._shared | {RECORD: self._request(site).record()}
         return site, passed_on(

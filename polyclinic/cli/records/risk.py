@@ -60,7 +60,7 @@ def risk(
     exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
     notes = [INSIDE, GUARANTEE, *exposed.notes]
     result = {"records": str(records), **exposure.assess(exposed, largest_set), "notes": notes}
-    answer(as_json, result, *_shown(result))
+    answer(as_json, result, *_describe_risk(result))
 
 
 def link(
@@ -130,7 +130,7 @@ def names(given: Names) -> list[str]:
     return list(dict.fromkeys(name.strip() for text in given or [] for name in text.split(",") if name.strip()))
 
 
-def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
+def _describe_risk(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield (
         f"{result['patients']:,} patients in {result['rows']:,} rows, told apart by {', '.join(result['quasi'])}: "
         f"k = {result['k']}, {result['classes']:,} classes, {result['unique']:,} patients ({result['unique_share']:.1%}) alone"

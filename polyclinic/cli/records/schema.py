@@ -89,7 +89,7 @@ def check(
         "classes": parsed.num_classes if parsed.has_classes else None,
         "records": None if records is None else _counts(parsed, records),
     }  # fmt: skip
-    answer(as_json, result, *_shown(result))
+    answer(as_json, result, *_describe_schema(result))
 
 
 def _counts(schema: Any, records: str) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def _counts(schema: Any, records: str) -> dict[str, Any]:
     return count_records(open_source(records, Path(), {}, schema), schema, records)
 
 
-def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
+def _describe_schema(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     what = f"{result['columns']} columns, {result['features']} encoded features"
     what += f", {result['classes']} classes" if result["classes"] else ", a label without classes"
     yield f"{result['name']}: {what}; unit {result['unit']}; sha256 {result['digest'][:12]}"

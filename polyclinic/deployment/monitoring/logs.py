@@ -64,7 +64,7 @@ class Lines:
         if event is not None:
             yield event
         elif text.strip():
-            self._open = self._begun(text)
+            self._open = self._begin_event(text)
             if not self._open["message"] and not self._trace:
                 self._open = None  # Flower's way to leave a line empty
 
@@ -101,11 +101,11 @@ class Lines:
         entry: Event = {"time": _now(), "level": level, "logger": logger, "site": self._site, "message": message}
         return dict(self._safe(entry))
 
-    def _begun(self, text: str) -> Event:
+    def _begin_event(self, text: str) -> Event:
         if _TRACE.match(text):
             self._trace = "in"
             return self.event("error", "", "output") | {"exception": text}
-        level, logger, message = _parsed(text)
+        level, logger, message = _parse_line(text)
         event = self.event(level, message, logger) | self._run | _where(message)
         self._run = _where(message) if message.startswith("[RUN ") else {}
         return event
@@ -136,7 +136,7 @@ class Lines:
         elif inside:
             if not text and not self._trace:
                 return False
-        elif self._trace == "in" and _parsed(text)[1] == "output":
+        elif self._trace == "in" and _parse_line(text)[1] == "output":
             self._trace = "after"  # the line that names the exception
             event["message"] = event["message"] or text
         elif self._trace != "after" or not text.startswith(_CHAIN):
@@ -163,7 +163,7 @@ def encoded(event: Event) -> bytes:
     return json.dumps(event, allow_nan=False).encode("ascii") + b"\n"
 
 
-def _parsed(text: str) -> tuple[str, str, str]:
+def _parse_line(text: str) -> tuple[str, str, str]:
     """Level, logger and message of a line of text."""
     for logger, form in _FORMS:
         if match := form.match(text):

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.home.hospital import Hospital, is_real, open_hospital
-from polyclinic.client.home.journal import recorded
+from polyclinic.client.home.journal import record_and_answer
 from polyclinic.client.home.own_files import withheld
 from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig
@@ -91,7 +91,7 @@ class HospitalApp(ClientApp):
         """A reply for each message, in order; the messages are of one type. Never raises for what one site does."""
         pairs = zip(messages, contexts, strict=True)
         if any(map(is_real, contexts)):
-            return [recorded(_in_mods, message, context) for message, context in pairs]
+            return [record_and_answer(_in_mods, message, context) for message, context in pairs]
         # A mod is around one answer.
         if any(context.run_config.get("mods") for context in contexts):
             return [_in_mods(message, context) for message, context in pairs]
@@ -179,7 +179,7 @@ def _refused_submitter(hospital: Hospital, request: Request, config: RunConfig) 
     except BudgetRefused as refusal:
         if not isinstance(request, EnrolRequest):
             raise
-        return enrolment.refused(hospital.site, refusal)
+        return enrolment.refusal_answer(hospital.site, refusal)
     return None
 
 

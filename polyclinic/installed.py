@@ -42,7 +42,7 @@ def claims(group: str, ours: Collection[str]) -> list[Plugin]:
     return [replace(plugin, problem=plugin.problem or _problem(plugin, claimants, ours)) for plugin in claimants]
 
 
-def claimed(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
+def claim_of(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
     """What another package brings under a name; None where none does.
 
     Args:

@@ -27,7 +27,7 @@ from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, failing, nearest, why
-from polyclinic.installed import Plugin, claimed, claims, strays
+from polyclinic.installed import Plugin, claim_of, claims, strays
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ def resolve(group: str, name: str) -> Any:
     if name in BUILT_IN[group]:
         return _built_in(group, name)
     where = f"{GROUPS[group]} has the value {name!r}"
-    if ":" not in name and (point := claimed(group, name, _ours(group))):
+    if ":" not in name and (point := claim_of(group, name, _ours(group))):
         return _try_load(point.load, where)
     if _place(name):
         return _load_object(name, where)
@@ -176,7 +176,7 @@ def brought_by(group: str, name: str) -> str:
     """The module of another package that brings ``name`` in ``group``; empty for a name that is Polyclinic's own, or nobody's."""
     if name in BUILT_IN[group]:
         return ""
-    point = claimed(group, name, _ours(group)) if ":" not in name else None
+    point = claim_of(group, name, _ours(group)) if ":" not in name else None
     return (point.value if point else name if _place(name) else "").partition(":")[0]
 
 
@@ -384,7 +384,7 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     if name in BUILT_IN["accountants"]:
         return partial(epsilon_of, name)
 
-    def shown(*asked: Any) -> float:
+    def compute_epsilon(*asked: Any) -> float:
         dpsgd_event(*asked[:3])
         check_terms(asked[3], "pld", asked[4])
         try:
@@ -395,13 +395,13 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
             raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is not an epsilon.")
         return epsilon
 
-    return shown
+    return compute_epsilon
 
 
 def is_program(name: str) -> bool:
     """Whether a task of this name is a program that another package brings; loads nothing."""
     return (
-        name not in BUILT_IN["tasks"] and ":" not in name and claimed("programs", name, _ours("programs")) is not None
+        name not in BUILT_IN["tasks"] and ":" not in name and claim_of("programs", name, _ours("programs")) is not None
     )
 
 

@@ -185,7 +185,7 @@ def _risk(outcome: Outcome, charged: dict[str, History]) -> dict[str, float] | N
 
 def _charge_histories(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]:
     """What each site has spent: of a real hospital at least what it must have, and by the ledgers of simulated ones."""
-    accounts = {name: account.spent() for name, account in outcome.state.accounts.items()}
+    accounts = {name: account.spent_history() for name, account in outcome.state.accounts.items()}
     return accounts | (dict(zip(ledgers, past_all([*ledgers.values()]), strict=True)) if ledgers else {})
 
 

@@ -260,7 +260,7 @@ class Tracked(Progress):
             self._ask(lambda track: track.log(self._saved.round, {"privacy-epsilon": epsilon}, False))
         self._ask(lambda track: track.close("FINISHED"))
 
-    def stopped(self) -> None:
+    def note_stop(self) -> None:
         """The run was stopped, and may go on."""
         self._ask(lambda track: track.close("KILLED"))
 

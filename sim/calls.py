@@ -155,7 +155,7 @@ def call_in_worker(app: App, stack: Stack) -> list[Answer]:
     return answers
 
 
-def lost(stack: Stack) -> list[Answer]:
+def crash_answers(stack: Stack) -> list[Answer]:
     """Errors for the nodes of a call whose worker died twice."""
     reason = (
         "the worker died twice before this site's reply; a script that uses workers must start its work under "

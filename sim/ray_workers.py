@@ -17,7 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from ray.exceptions import RayError
 
 from polyclinic.errors import ConfigError
-from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, crash_answers
 from polyclinic.sim.threads import set_threads
 
 
@@ -63,7 +63,7 @@ class RayWorkers:
             try:
                 answers[index] = ray.get(asked[index]) if index in asked else []
             except RayError:
-                answers[index] = lost(stack)
+                answers[index] = crash_answers(stack)
         return list(answers.values())
 
     def close(self, now: bool = False) -> None:

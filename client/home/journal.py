@@ -38,7 +38,7 @@ _LONGEST = 300
 _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 
 
-def recorded(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+def record_and_answer(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
     """The answer of a real hospital, with a line before it is worked on and one before it leaves.
 
     Where a line cannot be written nothing is answered; what was charged stays charged. Nothing is answered either while

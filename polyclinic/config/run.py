@@ -16,7 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_va
 
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
-from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
+from polyclinic.config.keys import Keys, Positive, Written, with_dashes, flat_keys, nested_keys
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs import analyses, boosting, convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
@@ -24,7 +24,7 @@ from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
-from polyclinic.config.reading import keyword_arguments, written
+from polyclinic.config.reading import keyword_arguments, as_text
 from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
@@ -292,7 +292,7 @@ class RunConfig(Keys):
 
     @classmethod
     def _key(cls, path: tuple[int | str, ...]) -> str:
-        return ".".join(dashed(str(part)) for part in path)
+        return ".".join(with_dashes(str(part)) for part in path)
 
     @cached_property
     def _hash(self) -> int:
@@ -409,7 +409,7 @@ class RunConfig(Keys):
         """Whether commas may be part of the value of a key, which a list writes: ``hidden``, ``mods``, ``strategy-options``."""
         section, dot, name = key.rpartition(".")
         field = SECTIONS.get(section, RunConfig).model_fields.get(name.replace("-", "_"))
-        return field is not None and any(getattr(part, "func", None) is written for part in field.metadata)
+        return field is not None and any(getattr(part, "func", None) is as_text for part in field.metadata)
 
     @classmethod
     def packaged(cls) -> dict[str, Value]:

@@ -35,7 +35,7 @@ def records_of(data: str, options: Mapping[str, str], schema: Path) -> Records:
     return Records(place, source | ({"password-env": variable} if variable else {}), schema.read_bytes())
 
 
-def described(records: Records, schema: Path) -> dict[str, Any]:
+def count_cells(records: Records, schema: Path) -> dict[str, Any]:
     """Exact counts of rows, patients and missing cells, for the hospital alone. Raises ConfigError or DataError."""
     parsed = Schema.from_toml(schema)
     return count_records(open_source(records.data, Path(), records.source, parsed), parsed, _display_name(records.data))

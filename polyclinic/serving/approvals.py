@@ -102,7 +102,7 @@ def _page(folder: Path, error: str) -> str:
     body = render(_BODY, {
         "site": node.hospital.site, "spent": _number(spends["spent"], "unbounded"),
         "budget": _number(spends["budget"], "no limit"), "required": node.policy.require_approval, "error": error,
-        "pause": approvals.paused(node.home), "days": f"{node.policy.approval_days:g}",
+        "pause": approvals.current_pause(node.home), "days": f"{node.policy.approval_days:g}",
         "waiting": [run for run in runs if run["state"] == "pending"],
         "decided": [run for run in runs if run["state"] != "pending"][::-1],
     })  # fmt: skip

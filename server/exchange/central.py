@@ -28,7 +28,7 @@ from polyclinic.server.exchange.cohort import cohort_size, secure_threshold
 from polyclinic.server.exchange.sites import Site
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
-from polyclinic.wire.compression import flattened
+from polyclinic.wire.compression import flatten
 
 FEDERATION = "federation"
 
@@ -114,7 +114,7 @@ def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, origin: Arr
         cohort: The number of hospitals in a round.
         origin: Arrays like each hospital's answer (``Program.origin``).
     """
-    size = flattened(origin).size
+    size = flatten(origin).size
     agreed = secure_terms(config, size, cohort, secure_threshold(config, cohort))
     return _statement(
         ledger, noise_multiplier=config.secure.noise, sample_rate=1.0, clip_norm=[config.secure.clip_norm],

@@ -150,7 +150,7 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
     return next(filter(None, (_misfit(models[0], like), *(_misfit(change, floats) for change in changes))), None)
 
 
-def misplaced(reply: Message, asked: Iterable[str], weight: str) -> str | None:
+def averaging_problem(reply: Message, asked: Iterable[str], weight: str) -> str | None:
     """Why a strategy cannot average a reply with the others, or None.
 
     Args:

@@ -18,7 +18,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger.terms import Terms
-from polyclinic.wire.arrays import MERGED, WEIGHT, filled, size_of, unreadable
+from polyclinic.wire.arrays import MERGED, WEIGHT, fill_record, size_of, unreadable
 from polyclinic.wire.messages import RECORD, REFUSED, Request, passed_on
 from polyclinic.wire.passing import PassingGrid
 
@@ -201,7 +201,7 @@ class SiteGrid(PassingGrid):
         site = self._cohort[message.metadata.dst_node_id]
         records = message.content.__dict__["_data"] | self._shared | {RECORD: self._request(site).record()}
         return site, passed_on(
-            message, filled(RecordDict(), records), dst_node_id=site.node, group_id=str(site.index)
+            message, fill_record(RecordDict(), records), dst_node_id=site.node, group_id=str(site.index)
         )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, number, style_lines, table
 from polyclinic.errors import ConfigError
 
 Names = list[str] | None
@@ -110,7 +110,7 @@ def link(
         for name in wanted
     ]
     linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
-    answer(as_json, {"on": shared, **result}, linked, *styled("dim", *result["notes"]))
+    answer(as_json, {"on": shared, **result}, linked, *style_lines("dim", *result["notes"]))
 
 
 def _tolerances(given: list[str]) -> dict[str, float]:
@@ -151,7 +151,7 @@ def _describe_risk(result: dict[str, Any]) -> Iterator[str | Text | Table]:
             ((title, *("infinite" if spread[key] is None else _figure(spread[key]) for spread in sensitive.values()))
              for key, title in _MEASURES.items()),
         )  # fmt: skip
-    yield from styled("dim", *result["notes"])
+    yield from style_lines("dim", *result["notes"])
 
 
 def _figure(value: float | int | None) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, loading, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, style_lines, table
 
 app = typer.Typer(no_args_is_help=True, help="The public description of records: draft it, check it.")
 
@@ -62,7 +62,9 @@ def draft(
         if written[1:]
         else []
     )
-    answer(as_json, value, table(headings, rows, words=headings), *styled("yellow", warning), *mapped, *drafted.notes)
+    answer(
+        as_json, value, table(headings, rows, words=headings), *style_lines("yellow", warning), *mapped, *drafted.notes
+    )
 
 
 @app.command()
@@ -115,4 +117,4 @@ def _describe_schema(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield f"Records: {counts['rows']:,} rows of {counts['patients']:,} patients, all as the schema says."
     if holes := [(name, f"{number:,}") for name, number in counts["missing"].items() if number]:
         yield table(("column", "missing"), holes)
-    yield from styled("yellow", "These counts are exact, not private: keep them inside the hospital.")
+    yield from style_lines("yellow", "These counts are exact, not private: keep them inside the hospital.")

@@ -119,7 +119,7 @@ class Lines:
             message = str(content.get("message", content.pop("msg", "")))
             usual = self.event("info", message, "output") | _where(message)
             event = dict(self._safe({**usual, **content, "site": self._site}))
-            encoded(event)
+            encode_line(event)
         except (ValueError, RecursionError):
             return None
         return event
@@ -158,7 +158,7 @@ class Lines:
         return _GIVEN.sub(r"\1***", _URL.sub(r"\1***@", value))
 
 
-def encoded(event: Event) -> bytes:
+def encode_line(event: Event) -> bytes:
     """One line of ASCII."""
     return json.dumps(event, allow_nan=False).encode("ascii") + b"\n"
 

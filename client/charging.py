@@ -15,7 +15,7 @@ from flwr.common.logger import log
 
 from polyclinic.client.calls import Answer, Call, ledger_fields
 from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledgers
-from polyclinic.client.home.releases import Reply, read_release, is_released, write_release
+from polyclinic.client.home.releases import Reply, is_released, read_release, write_release
 from polyclinic.client.home.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.privacy.accounting import epsilon

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig
 from polyclinic.config.keys import with_dashes
-from polyclinic.config.reading import keyword_arguments, as_text
+from polyclinic.config.reading import as_text, keyword_arguments
 from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import MODS, TABLES, mod_named, strategy_named

@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from polyclinic.client.calls import Call
-from polyclinic.client.home.releases import Reply, read_release, is_released, write_release
+from polyclinic.client.home.releases import Reply, is_released, read_release, write_release
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
 from polyclinic.types import Arrays

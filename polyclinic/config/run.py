@@ -16,7 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_va
 
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
-from polyclinic.config.keys import Keys, Positive, Written, with_dashes, flat_keys, nested_keys
+from polyclinic.config.keys import Keys, Positive, Written, flat_keys, nested_keys, with_dashes
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs import analyses, boosting, convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
@@ -24,7 +24,7 @@ from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
-from polyclinic.config.reading import keyword_arguments, as_text
+from polyclinic.config.reading import as_text, keyword_arguments
 from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN

@@ -114,5 +114,6 @@ def check_options(model: str, make: Any, options: Mapping[str, Any], given: Coll
     ]
     if lacking:
         raise ConfigError(
-            f"The model {model!r} needs the option {with_dashes(lacking[0])!r}; give it in {key}, as '{with_dashes(lacking[0])}=1'."
+            f"The model {model!r} needs the option {with_dashes(lacking[0])!r}; give it in {key}, as "
+            f"'{with_dashes(lacking[0])}=1'."
         )

@@ -17,9 +17,9 @@ from polyclinic.client.home.approvals import (
     Approval,
     approval_named,
     approvals,
+    current_pause,
     decide,
     pause,
-    current_pause,
     resume,
     stop,
 )

@@ -64,7 +64,7 @@ def says(**values: Any) -> Callable[[str, int, RecordDict], RecordDict]:
     return change
 
 
-def spent_history(folder: Path, name: str) -> float:
+def spent(folder: Path, name: str) -> float:
     return Ledger.read(folder / name / "home" / "ledger.sqlite").spent()
 
 

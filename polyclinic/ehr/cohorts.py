@@ -156,7 +156,7 @@ class Cohort:
             ConfigError: For a ``one-each`` step where ``patient`` is None.
         """
         tallies = [_Tally(begin), *(_Tally(step.name) for step in self.steps)]
-        rows = tallies[0].counted(_identified(frames, patient, source))
+        rows = tallies[0].counted(_identify_rows(frames, patient, source))
         for step, condition, tally in zip(self.steps, self.conditions, tallies[1:], strict=True):
             what = f"{source}, step {step.name!r}"
             if condition is None and patient is None:
@@ -184,7 +184,7 @@ class _Tally:
             yield frame
 
 
-def _identified(frames: Iterable[pd.DataFrame], patient: str | None, source: str) -> Iterator[pd.DataFrame]:
+def _identify_rows(frames: Iterable[pd.DataFrame], patient: str | None, source: str) -> Iterator[pd.DataFrame]:
     """The frames with each row's patient as text, or the row's number where each row is one."""
     start = 0
     for frame in frames:

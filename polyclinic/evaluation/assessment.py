@@ -79,7 +79,7 @@ def assess(
         return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
     together = pool(usable)
     count = _count(together)
-    pooled, drawn_curves = _pooled(together, count, seed, by)
+    pooled, drawn_curves = _pooled_estimates(together, count, seed, by)
     drawn = count if len(usable) <= MOST_SITES else 0
     each = {name: judge(rows, drawn, generator(seed, "bootstrap", "site", name), by) for name, rows in usable.items()}
     return {
@@ -114,7 +114,7 @@ def _count(rows: Predictions) -> int:
     return int(np.clip(CELLS // (len(rows.labels) * ranked), FEWEST, MOST))
 
 
-def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pooled_estimates(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = generator(seed, "bootstrap", "pooled")
     if not by.has_classes:
         estimates = judge(rows, count, rng, by).metrics

@@ -54,7 +54,7 @@ def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
     Raises:
         ValueError: Where shapes, labels or probabilities are not as above.
     """
-    labels, probabilities = _checked(np.asarray(y), np.asarray(scores, dtype=np.float64))
+    labels, probabilities = _check(np.asarray(y), np.asarray(scores, dtype=np.float64))
     rows, classes = probabilities.shape
     if rows == 0 or not np.isfinite(probabilities).all():
         return {"auroc": None, "auprc": None, "accuracy": None, "loss": None, "brier": None, "n": rows}
@@ -107,7 +107,7 @@ def macro_average(sites: Iterable[Mapping[str, float | None]]) -> Metrics:
     return averages | {"n": int(sum(row.get("n") or 0 for row in rows))} if "n" in averages else averages
 
 
-def _checked(y: NDArray[np.generic], scores: Floats) -> tuple[Ints, Floats]:
+def _check(y: NDArray[np.generic], scores: Floats) -> tuple[Ints, Floats]:
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores must have shape (n, K) with K >= 2, not {scores.shape}")
     if y.shape != scores.shape[:1]:
@@ -150,7 +150,7 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
     squared = (scores - one_hot) ** 2
     of_label = scores[np.arange(len(labels)), labels].clip(SMALLEST_PROBABILITY, 1.0)
     chosen = [1] if classes == 2 else [int(label) for label in np.unique(labels)]
-    ranked = np.mean([_ranked(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
+    ranked = np.mean([_rank_metrics(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
     guessing = np.mean([_guessing(one_hot[:, c], guessed == c, weights) for c in chosen], axis=0)
     chance, event = judged(labels, scores)
     off = weights @ (binned(chance) * (chance - event)[:, None])
@@ -220,7 +220,7 @@ def _guessing(positive: Bools, guessed: Bools, weights: Floats) -> Floats:
         return np.stack([2 * hit / (2 * hit + missed + false) + 0 * sensitivity, sensitivity, specificity])
 
 
-def _ranked(positive: Bools, score: Floats, weights: Floats) -> Floats:
+def _rank_metrics(positive: Bools, score: Floats, weights: Floats) -> Floats:
     """(3, B) AUROC, average precision, sensitivity at the fixed specificity; rows of one score enter together."""
     order = np.argsort(-score, kind="stable")
     begins = np.concatenate([[0], np.flatnonzero(np.diff(score[order])) + 1])

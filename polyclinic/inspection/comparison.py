@@ -102,7 +102,7 @@ def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure |
         labels, scores = [part.y for part in held_out], program.scores(schema, model, held_out)
         pairs = dict(zip(names, zip(labels, scores, strict=True), strict=True))
         pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)
-        return {name: _shown(judge.exact(*pair)) for name, pair in pairs.items()}
+        return {name: _keep_titled(judge.exact(*pair)) for name, pair in pairs.items()}
 
     return measure
 
@@ -138,8 +138,8 @@ def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> Metrics:
         state = federate(
             grid, config, "comparison", Places(Path(home)), choose=lambda site: only in ("", site.name)
         ).state
-    return {row["site"]: _shown(row) for row in state.newest_rows()}
+    return {row["site"]: _keep_titled(row) for row in state.newest_rows()}
 
 
-def _shown(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def _keep_titled(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: value for name, value in metrics.items() if name in TITLES}

@@ -46,7 +46,7 @@ def judge_run(
     simulation = run.simulation("each judges at home with --hospital")
     synthesizer = run.synthesizer()
     schema, dataset = synthesizer.layout.schema, simulation.config.dataset
-    quality = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    quality = _judge(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
     whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **quality}
     write_file(run.quality_file, _json(whole))
     render_report(run.path)
@@ -83,7 +83,7 @@ def judge_at_home(
     doing("reading the hospital's records")
     split = run.config().split.rule
     shard = read_shard(own_records(described, home, schema), schema, described.site, described.data, split)
-    quality = _judged(synthesizer, schema, [shard], full, seed, doing)
+    quality = _judge(synthesizer, schema, [shard], full, seed, doing)
     whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **quality}
     write_outputs(
         {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
@@ -91,7 +91,7 @@ def judge_at_home(
     return whole
 
 
-def _judged(
+def _judge(
     synthesizer: Synthesizer,
     schema: Schema,
     shards: Sequence[Shard],

@@ -117,7 +117,7 @@ class Description:
             value = patient_values(shard, column.name)
             occurring = noise is None and _is_numeric(column)
             values.append(np.unique(value[~np.isnan(value)]) if occurring else _values(column, self.bins))
-            counts = _counted(column, value, values[-1], groups, len(names))
+            counts = _count_cells(column, value, values[-1], groups, len(names))
             blocks.append(_noisy(column, counts, noise, stream).reshape(-1))
         arrays = {"patients": np.concatenate(blocks), "cells": np.array([len(at) for at in values], dtype=np.int64)}
         return Answer(arrays if noise is not None else arrays | {"values": np.concatenate(values)})
@@ -188,7 +188,7 @@ def _values(column: Column, bins: int) -> Floats:
     return np.asarray((at[:-1] + at[1:]) / 2)
 
 
-def _counted(column: Column, value: Reals, at: Reals, group: Ints, groups: int) -> Ints:
+def _count_cells(column: Column, value: Reals, at: Reals, group: Ints, groups: int) -> Ints:
     """(groups, cells) patients by the nearest of the cells ``at``, those without a value last where one may be missing.
 
     One patient added or removed changes one count by 1.

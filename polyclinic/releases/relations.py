@@ -178,7 +178,7 @@ def totals(shard: Shard) -> Ints:
         [1.5, 0.42, 0.42]
     """
     how, train = layout(shard.schema), shard.train
-    rows, scale = _shown(train.x, shard.schema, how), _scale(how.size)
+    rows, scale = _row_vectors(train.x, shard.schema, how), _scale(how.size)
     order = np.argsort(train.patient, kind="stable")
     counts = np.bincount(train.patient, minlength=train.patients)
     ends = np.cumsum(counts)
@@ -193,7 +193,7 @@ def totals(shard: Shard) -> Ints:
     return total
 
 
-def _shown(x: Floats, schema: Schema, how: Layout) -> Floats:
+def _row_vectors(x: Floats, schema: Schema, how: Layout) -> Floats:
     """(rows, size): what each row shows, of squared length ``how.square`` at most."""
     gone = missing(x, schema)
     shown = np.ones((len(x), how.size))

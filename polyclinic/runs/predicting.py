@@ -105,7 +105,7 @@ def predict(
     else:
         records, notes = _as_schema(table, schema, mapping or ColumnMapping(), source)
     strange = _without_strangers(records, schema)
-    encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
+    encoded, places, refused = _encode_allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
@@ -138,7 +138,7 @@ def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
     return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
 
 
-def _allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
+def _encode_allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
     """The encoded rows whose features the schema allows, their places, and a note that counts the others.
 
     Raises CellsRefused for a label that is missing or not allowed.

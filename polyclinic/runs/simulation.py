@@ -78,7 +78,7 @@ class SimulatedDataset:
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
-        return _dataset_of(config, _written(config.data.schema_file) if config.data.schema_file else 0)
+        return _dataset_of(config, _modification_time(config.data.schema_file) if config.data.schema_file else 0)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -167,7 +167,7 @@ def read_imputer(path: str) -> Imputer:
         >>> read_imputer(str(path)).features
         ('age', 'crp')
     """
-    return _imputer(path, _written(path))
+    return _imputer(path, _modification_time(path))
 
 
 @lru_cache(maxsize=4)
@@ -175,7 +175,7 @@ def _imputer(path: str, written: int) -> Imputer:
     return Imputer.read(path)
 
 
-def _written(path: str) -> int:
+def _modification_time(path: str) -> int:
     """When a file was written; 0 where there is none, for who reads it to say."""
     try:
         return Path(path).stat().st_mtime_ns

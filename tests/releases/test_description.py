@@ -141,7 +141,7 @@ def test_a_patient_moves_what_noise_is_added_to_by_at_most_one_whole(seed: int, 
         group = np.nan_to_num(patient_values(shard, "arm"), nan=len(names) - 1).astype(np.int64)
         for column in question.parts(SCHEMA):
             cells = description._values(column, bins)
-            counts = description._counted(column, patient_values(shard, column.name), cells, group, len(names))
+            counts = description._count_cells(column, patient_values(shard, column.name), cells, group, len(names))
             if column.kind in ("integer", "continuous"):
                 points = math.floor(FINE / running.norm(len(cells)) * (1 - 1e-12))
                 shown.append(description.mixed(counts, len(cells), points).reshape(-1).astype(float))

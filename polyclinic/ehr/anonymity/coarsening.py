@@ -69,7 +69,7 @@ class Generalise(Finite):
             raise refused(
                 column, self.kind, "all cells become one, which tells nothing; leave the column out of `keep` instead"
             )
-        return _labelled(values, column, lambda cell: hierarchy.labels(cell)[level - 1]), coarse
+        return _label_cells(values, column, lambda cell: hierarchy.labels(cell)[level - 1]), coarse
 
 
 class Round(Finite):
@@ -125,7 +125,7 @@ class ShiftDates(Finite):
     kind: Literal["shift-dates"] = "shift-dates"
 
 
-def _labelled(values: pd.Series, column: Column, label: Callable[[Any], str]) -> pd.Series:
+def _label_cells(values: pd.Series, column: Column, label: Callable[[Any], str]) -> pd.Series:
     """The cells' labels, those of codes in a set each; missing cells stay missing."""
     if column.bounds is not None:
         cells = numbers(values, column, column.name).tolist()
@@ -242,13 +242,13 @@ def coarsen(
                 column, rule.kind, f"a column of kind {column.kind!r} and role {column.role!r} stays as it is"
             )
         if isinstance(rule, ShiftDates):
-            cells[rule.column] = _shifted(records, schema, rule, key)
+            cells[rule.column] = _shift_dates(records, schema, rule, key)
         else:
             cells[rule.column], columns[rule.column] = rule.apply(cells[rule.column], column)
     return pd.DataFrame(cells), Schema(name=schema.name, columns=tuple(columns.values()), unit=schema.unit)
 
 
-def _shifted(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes | None) -> pd.Series:
+def _shift_dates(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes | None) -> pd.Series:
     if schema.patient_id is None:
         raise ConfigError("Coarsening: shift-dates needs a patient_id column in the schema.")
     if key is None or len(key) < _KEY_BYTES or rule.most < 1:

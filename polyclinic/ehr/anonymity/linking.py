@@ -162,7 +162,7 @@ def _fits(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
 
     people, classes = len(columns[0][2]), len(columns[0][1])
     if all(np.diff(table.indptr).max(initial=0) <= 1 for table, _, _ in columns):
-        return _joined(columns)
+        return _join(columns)
     blocks, step = [], max(1, _AT_ONCE // classes)
     for begin in range(0, people, step):
         block = np.ones((min(step, people - begin), classes), dtype=np.bool_)
@@ -172,7 +172,7 @@ def _fits(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
     return vstack(blocks).tocsr()
 
 
-def _joined(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
+def _join(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
     """``_fits`` where every cell stands behind one label at most: a join."""
     from scipy.sparse import coo_array
 

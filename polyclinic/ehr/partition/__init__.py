@@ -176,11 +176,11 @@ def partition_rows(
             deal = _dealt_by(dealer, records, schema, name, sites, rng, alpha)
         else:
             deal = _deal(records, schema, plan, sites, rng, alpha)
-        chosen = dict(deal) if isinstance(deal, Mapping) else _numbered(deal)
+        chosen = dict(deal) if isinstance(deal, Mapping) else _name_hospitals(deal)
     return {site: chosen[site] for site in sorted(chosen)}
 
 
-def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
+def _name_hospitals(deal: Sequence[Ints]) -> dict[str, Ints]:
     width = max(2, len(str(len(deal)))) if len(deal) > 9 else 1
     return {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
 

@@ -113,7 +113,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         "with_sd": [heading for name in metrics for heading in (title[name], "SD")],
         "differing": named,
         "runs": rows,
-        "repeated": _repeated(rows, configs, kinds),
+        "repeated": _repetitions(rows, configs, kinds),
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
         "curve": [embedded(
@@ -128,7 +128,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     return write_page(page, values["title"], render(_PAGE, values))
 
 
-def _repeated(
+def _repetitions(
     rows: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]], kinds: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Of runs that differ in what repeats them alone, two or more, how many there are and the estimates of their metrics."""

@@ -68,7 +68,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     hospitals = [
         {**site, "name": name, "spent": spent(site, private), "risk": part(site, "risk"), "estimates": estimates.get(name),
          "scores": [part(run["sites"], name) for run in runs]}
-        for name, site in _shown(sites, first).items()
+        for name, site in _select_sites(sites, first).items()
     ]  # fmt: skip
     patients = _patients({name: sites[name] for name in estimates if name in sites} or sites)
     totals = [
@@ -266,7 +266,7 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     )
 
 
-def _shown(sites: Summary, metric: str) -> Summary:
+def _select_sites(sites: Summary, metric: str) -> Summary:
     """All sites; of very many those with the lowest and the highest ``metric``, or the first where none has any."""
     if len(sites) <= MOST_ROWS:
         return sites

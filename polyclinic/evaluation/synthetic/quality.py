@@ -255,7 +255,7 @@ def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -
             table: {CLASSIFIERS[kind]: asdict(transferred) for kind, transferred in each.items()}
             for table, each in taught.items()
         },
-        "prediction": {name: _predicted(held_out, tables, name) for name in _code_sets(held_out)},
+        "prediction": {name: _prediction_scores(held_out, tables, name) for name in _code_sets(held_out)},
         "cutoff": {name: cutoff_on(table, test, seed) for name, table in learned.items()}
         if held_out.schema.num_classes == 2
         else None,
@@ -269,7 +269,7 @@ def features(sample: Sample, chosen: Ints) -> Floats:
     return np.concatenate([z[:, chosen], z[:, layout.missing]], axis=1)
 
 
-def _predicted(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
+def _prediction_scores(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
     predicted = predictions(tables[TRAINING].codes(name), tables[SYNTHETIC].codes(name), held_out.codes(name))
     return {key: getattr(predicted, key) for key in ("mean_real", "mean_synthetic", "mean_absent_zero", "skipped")} | {
         "codes": len(predicted.codes)
@@ -298,8 +298,8 @@ def heat_map(real: Sample, synthetic: Sample) -> dict[str, Any] | None:
     order = np.sort(np.argsort(-strength, kind="stable")[:MOST_CORRELATED])
     return {
         "columns": [names[chosen[i]] for i in order],
-        "held_out": _rounded(matrix[np.ix_(order, order)]),
-        "synthetic": _rounded(pearson(synthetic.numbers(telling)[:, chosen[order]])),
+        "held_out": _round(matrix[np.ix_(order, order)]),
+        "synthetic": _round(pearson(synthetic.numbers(telling)[:, chosen[order]])),
     }
 
 
@@ -373,8 +373,8 @@ def _course(records: pd.DataFrame, column: Column, by: Column, arm: str) -> list
     quartiles = np.full((3, values.shape[1]), np.nan)
     if seen.any():
         quartiles[:, seen] = np.nanquantile(values[:, seen], QUANTILES, axis=0)
-    return _rounded(quartiles)
+    return _round(quartiles)
 
 
-def _rounded(table: Floats) -> list[list[float | None]]:
+def _round(table: Floats) -> list[list[float | None]]:
     return [[float(round(cell, 4)) if np.isfinite(cell) else None for cell in row] for row in table]

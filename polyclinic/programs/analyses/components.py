@@ -243,7 +243,7 @@ class Components(Analysis):
         if not (total[0] > 3 * noise and count > 1.5):
             raise DataError("the noise hides how many patients have all of the columns; name fewer, or spend more.")
         self._check_variances(method, total, noise)
-        matrix = self._scaled(method, total, count)
+        matrix = self._scaled_matrix(method, total, count)
         values, vectors = spectrum(matrix)
         floor, spread = self._noise(method, total, noise, count)
         names, shown, private = method.numbers.names, min(_SHOWN, len(values)), self.noisy(noise)
@@ -286,7 +286,7 @@ class Components(Analysis):
                 f"the noise hides how much {', '.join(hidden)} varies; leave it out, or take scaling 'public'."
             )
 
-    def _scaled(self, method: Products, total: Floats, count: float) -> Floats:
+    def _scaled_matrix(self, method: Products, total: Floats, count: float) -> Floats:
         """The covariance matrix (of divisor n - 1), or the correlation matrix."""
         matrix = method.covariance(total)[1]
         deviations = np.sqrt(np.maximum(np.diag(matrix), 1e-12))
@@ -297,14 +297,14 @@ class Components(Analysis):
         """The 95 % quantiles of what noise like that of the sum does again: to the matrix, in its spectral norm, and to the
         (d, d) loadings."""
         matrix, rng, moved, shifted = (
-            self._scaled(method, total, count),
+            self._scaled_matrix(method, total, count),
             generator(self.config.seed, "components"),
             [],
             [],
         )
         vectors = spectrum(matrix)[1]
         for _ in range(_DRAWS if noise else 1):
-            again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count)
+            again = self._scaled_matrix(method, total + noise * rng.standard_normal(len(total)), count)
             moved.append(float(np.abs(np.linalg.eigvalsh(again - matrix)).max()))
             others = spectrum(again)[1]
             shifted.append(np.abs(others * np.sign((others * vectors).sum(axis=0)) - vectors))

@@ -93,7 +93,9 @@ def check_columns(schema: Schema, names: tuple[str, ...]) -> None:
         raise ConfigError("There is no column to prepare; name at least one.")
 
 
-def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tuple[Schema, dict[str, dict[str, Any]]]:
+def prepare_schema(
+    schema: Schema, counted: Mapping[str, Counted], rules: Rules
+) -> tuple[Schema, dict[str, dict[str, Any]]]:
     """Return the schema with what ``counted`` says of its columns, and for each of those what changed.
 
     A numeric column gets the bounds of its quantiles (and ``clip``), centre, spread and fill. A categorical one or a
@@ -187,12 +189,12 @@ def _moments(weights: Floats, patients: Floats, error: float) -> tuple[float, fl
     place, counts = weights[:, : len(patients)]
     total = max(float(patients @ counts), max(error, 1.0))
 
-    def drawn(values: Floats, usual: tuple[float, float]) -> float:
+    def shrink(values: Floats, usual: tuple[float, float]) -> float:
         padded = np.concatenate([values, np.zeros(weights.shape[1] - len(values))])
         return _shrink(float(values @ patients) / total, float(running.errors(padded[None], error)[0]) / total, *usual)
 
-    mean = float(np.clip(drawn(place, _USUAL_MEAN), -1, 1))
-    variance = drawn(counts * (place - mean) ** 2, _USUAL_VARIANCE)
+    mean = float(np.clip(shrink(place, _USUAL_MEAN), -1, 1))
+    variance = shrink(counts * (place - mean) ** 2, _USUAL_VARIANCE)
     return mean, float(np.clip(variance, _NARROWEST**2, 1)) ** 0.5
 
 

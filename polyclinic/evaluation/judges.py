@@ -292,7 +292,7 @@ def _survival(objective: Objective) -> Judge:
         return np.stack([*ranked, *(weights @ row / total for row in rows)], axis=1)
 
     def last_survival(labels: Labels) -> Floats:
-        alive, weight = survival.settled(labels[:, first], labels[:, 1 - first] > 0, ends[-1:])
+        alive, weight = survival.status_at(labels[:, first], labels[:, 1 - first] > 0, ends[-1:])
         return np.asarray((weight * alive)[:, 0])
 
     shown = ("concordance", "auroc_over_time", "brier", "calibration_in_the_large")
@@ -375,12 +375,12 @@ def groups_shown(summary: Mapping[str, Any]) -> list[str]:
     return list(_of_judge(summary, "groups"))
 
 
-def compared(summary: Mapping[str, Any]) -> list[str]:
+def compared_metrics(summary: Mapping[str, Any]) -> list[str]:
     """The metrics by which the run is compared with others."""
     return [name for name in _of_judge(summary, "compared") if name in _of_judge(summary, "metrics")]
 
 
-def calibrated(summary: Mapping[str, Any]) -> dict[str, float]:
+def calibration_targets(summary: Mapping[str, Any]) -> dict[str, float]:
     """By metric of calibration its value where predictions are true."""
     return dict(_of_judge(summary, "calibrated"))
 

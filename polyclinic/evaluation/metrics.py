@@ -152,8 +152,8 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
     chosen = [1] if classes == 2 else [int(label) for label in np.unique(labels)]
     ranked = np.mean([_rank_metrics(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
     guessing = np.mean([_guessing(one_hot[:, c], guessed == c, weights) for c in chosen], axis=0)
-    chance, event = judged(labels, scores)
-    off = weights @ (binned(chance) * (chance - event)[:, None])
+    chance, event = calibration_events(labels, scores)
+    off = weights @ (bin_chances(chance) * (chance - event)[:, None])
     unknown = np.full(len(weights), np.nan)
     brier = squared[:, 1] if classes == 2 else squared.sum(axis=1)
     by_metric = {
@@ -199,14 +199,14 @@ def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
     return np.where(is_settled & (events > 0) & (events < weights.sum(axis=1)), slope / spread, np.nan)
 
 
-def judged(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:
+def calibration_events(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:
     """(n,) the probabilities that calibration is of, and whether what they are of came about."""
     if scores.shape[1] == 2:
         return scores[:, 1], labels == 1
     return scores.max(axis=1), scores.argmax(axis=1) == labels
 
 
-def binned(chance: Floats) -> Bools:
+def bin_chances(chance: Floats) -> Bools:
     """(n, 10) in which bin of equal width each probability (n,) is; 1 is in the last."""
     return np.asarray(np.minimum((chance * BINS).astype(np.int64), BINS - 1)[:, None] == np.arange(BINS))
 

@@ -164,7 +164,7 @@ def _read(path: Path) -> Result:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         quick, preset = bool(whole.get("quick")), str(whole.get("preset", "sound"))
-        targets = tuple(target_of(values).judged(quick, preset) for values in whole.get("targets", ()))
+        targets = tuple(target_of(values).judge(quick, preset) for values in whole.get("targets", ()))
         commit = whole.get("commit") or (f"file of {whole['committed']}" if whole.get("committed") else "not recorded")
         return Result(str(whole.get("name", name)), commit, quick, preset, targets)
     except DataError as error:

@@ -95,7 +95,7 @@ def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure |
     judge = judge_of(program.objective(schema))
 
     def measure(names: Sequence[str]) -> Metrics:
-        train = Rows.joined([rows[name][0] for name in names])
+        train = Rows.join([rows[name][0] for name in names])
         scale = scale_of(train)
         model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
         held_out = [standardised(rows[name][1], scale) for name in names]

@@ -101,7 +101,7 @@ def _judge(
 ) -> dict[str, Any]:
     doing("drawing synthetic patients")
     most = MOST_FULL if full else MOST
-    held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
+    held_out, training = Rows.join([shard.test for shard in shards]), Rows.join([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]

@@ -73,7 +73,7 @@ class Errors(Measured):
         points = self.rows(labels, scores) * (FINE / of_patient[number])[:, None]
         return np.asarray(np.trunc(points).astype(np.int64).sum(axis=0), dtype=np.int64)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return ErrorSums(counts, deviation, self.distance)
 
 
@@ -95,7 +95,7 @@ class QuantileErrors(Errors):
         errors = [np.abs(self._clip(part)) for part in (missed[:, objective.middle], pinball)]
         return np.stack([np.ones(len(labels)), *errors, inside], axis=1)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return QuantileSums(counts, deviation, self.distance)
 
 

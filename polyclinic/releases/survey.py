@@ -30,7 +30,7 @@ from polyclinic.ehr.prepared import (
     cell_count,
     check_columns,
     edges,
-    prepared,
+    prepare_schema,
     standard_error,
 )  # fmt: skip
 from polyclinic.ehr.schema import Column, Schema
@@ -134,7 +134,7 @@ class Survey:
         columns = self.parts(schema)
         by_column = zip(*(_split_counts(answer.answer, columns) for answer in answers), strict=True)
         added = {column.name: _add_counts(counts) for column, counts in zip(columns, by_column, strict=True)}
-        product, figures_of_columns = prepared(schema, added, self.rules)
+        product, figures_of_columns = prepare_schema(schema, added, self.rules)
         plans = [self.plan(schema, answer.pricing) for answer in answers]
         figures: dict[str, Any] = {}
         for column in columns:
@@ -240,7 +240,7 @@ def _plan(survey: Survey, schema: Schema, pricing: Pricing) -> Plan:
     threshold_delta = _THRESHOLDS * pricing.delta / max(opened, 1)
     if survey.epsilon is None:
         return Plan(survey, columns, None, threshold_delta)
-    return pricing.calibrated(lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon)
+    return pricing.calibrate(lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon)
 
 
 def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Reals, tuple[str, ...]]:

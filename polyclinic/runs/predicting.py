@@ -20,7 +20,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.cells import MISSING, usual_name
 from polyclinic.ehr.sources.chunks import Chunk
-from polyclinic.ehr.sources.columns import ColumnMapping, Origin, mapped, own_schema
+from polyclinic.ehr.sources.columns import ColumnMapping, Origin, map_columns, own_schema
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
 from polyclinic.objectives.objective import Objective, made_up_labels
@@ -322,5 +322,5 @@ def _as_schema(
         for name in set(column.record_names) & {*cells.columns}:
             cells[name] = cells[name].mask(cells[name].isin(marks), None)
     require_columns(cells, tuple(column for column in own.columns if column.is_read), source)
-    (chunk,) = mapped([Chunk(cells, source, 0)], mapping, part)
+    (chunk,) = map_columns([Chunk(cells, source, 0)], mapping, part)
     return chunk.records, notes

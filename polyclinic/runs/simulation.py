@@ -200,12 +200,12 @@ def simulated_delta(config: RunConfig) -> float:
     return usual_delta(sum(public or shard.patients for shard in shards))
 
 
-def settled(config: RunConfig) -> RunConfig:
+def settle(config: RunConfig) -> RunConfig:
     """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta.
 
     Examples:
         >>> config = RunConfig(dataset="breast-cancer")
-        >>> config.privacy.delta, settled(config).privacy.delta
+        >>> config.privacy.delta, settle(config).privacy.delta
         (0.0, 0.0001)
     """
     config = config.settled(SimulatedDataset.of(config).load().schema)
@@ -216,7 +216,7 @@ def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital.
 
     Examples:
-        >>> check_simulation(settled(RunConfig(dataset="breast-cancer")))
+        >>> check_simulation(settle(RunConfig(dataset="breast-cancer")))
         >>> check_simulation(RunConfig(dataset="breast-cancer", privacy={"delta": 0.1}))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...

@@ -157,7 +157,9 @@ def check_dropped(records: Records, dropped: Sequence[str], keep: Sequence[str],
         )
 
 
-def learned(records: Records, release: Release, label: str, dropped: Sequence[str]) -> dict[str, float | int | None]:
+def compare_auroc(
+    records: Records, release: Release, label: str, dropped: Sequence[str]
+) -> dict[str, float | int | None]:
     """Return ``downstream_auroc`` of the rows that stay, before and after the release.
 
     Args:

@@ -23,7 +23,7 @@ import pandas as pd
 from polyclinic.ehr.anonymity.classes import (
     Classes,
     Spread,
-    combined,
+    combine,
     l_by_class,
     overall_shares,
     patients_of,
@@ -235,7 +235,7 @@ class _Search:
         return self.tried[levels]
 
     def _try(self, levels: tuple[int, ...]) -> bool:
-        of_row = combined([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
+        of_row = combine([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
         staying = self.demand.staying(of_row)
         if self.demand.too_many(staying):
             self.open &= ~(self.nodes <= levels).all(axis=1)

@@ -247,7 +247,7 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
     return pd.DataFrame(columns, index=frame.index)
 
 
-def mapped(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
+def map_columns(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
     """Yield the chunks with the schema's columns; as they are where the mapping says nothing.
 
     Args:

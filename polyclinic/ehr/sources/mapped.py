@@ -35,7 +35,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
         place.allow("mapping", *CREDENTIALS)
         mapping = Mapping.read(place.path("mapping"), schema)
         tables = Database.at(place) if "://" in place.text else Folder(place.folder / place.text)
-        return mapped(tables, layout, mapping, schema)
+        return map_tables(tables, layout, mapping, schema)
 
     return read
 
@@ -43,7 +43,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
 omop, mimic3, mimic4, eicu = (layout_source(layout) for layout in (OMOP, MIMIC3, MIMIC4, EICU))
 
 
-def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:
+def map_tables(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:
     """Yield the records that a mapping makes of tables.
 
     Args:

@@ -257,13 +257,13 @@ def linkability(synthetic: Table, members: Table, non_members: Table, seed: int 
     first = rng.permutation(len(table.names))
     halves = first[: len(first) // 2], first[len(first) // 2 :]
 
-    def linked(side: Table) -> Interval:
+    def link(side: Table) -> Interval:
         nearest, other = (_nearest(distances(side, table, half.tolist()), rng) for half in halves)
         return _share(nearest == other)
 
     attacked, control = _draw(members, non_members, rng)
     guesses = rng.integers(len(table), size=(2, len(attacked)))
-    return _risk("linkability", linked(attacked), linked(control), _share(guesses[0] == guesses[1]), len(attacked))
+    return _risk("linkability", link(attacked), link(control), _share(guesses[0] == guesses[1]), len(attacked))
 
 
 def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> list[Risk]:

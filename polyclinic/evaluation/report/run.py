@@ -88,23 +88,23 @@ def write_report(run: Run) -> Path:
     answer = artist.ask(run.path) if run.pictures else dict
     results = read_results(run)
 
-    def drawn() -> Drawn:
+    def draw_and_write() -> Drawn:
         pictures: Drawn | None = answer()
         if pictures is None:
             pictures = _draw(results)
         _write(results, pictures)
         return pictures
 
-    return _render(results, drawn, run.report)
+    return _render(results, draw_and_write, run.report)
 
 
 def stand_by() -> None:
     """Let a process of its own draw the figures of the run that this process is about to make (``write_report``)."""
 
-    def drawn(sections: Sequence[str], folder: Path) -> Drawn:
+    def draw(sections: Sequence[str], folder: Path) -> Drawn:
         return _draw(read_results(Run(folder)), sections=sections)
 
-    artist.stand_by(partial(drawn, _SECTIONS[:1]), partial(drawn, _SECTIONS[1:]))
+    artist.stand_by(partial(draw, _SECTIONS[:1]), partial(draw, _SECTIONS[1:]))
 
 
 def read_results(run: Run) -> Results:

@@ -19,7 +19,7 @@ from scipy import stats
 
 from polyclinic.evaluation.figures.canvas import PALETTE, label_axes, legend, panels
 from polyclinic.evaluation.intervals import LEVEL, Interval, bootstrap, percentiles, weighted_auroc, wilson
-from polyclinic.evaluation.page import embedded, frame, render
+from polyclinic.evaluation.page import embed, frame, render
 from polyclinic.evaluation.review.answers import Key, Review
 from polyclinic.evaluation.review.form import MOST_SCORE
 from polyclinic.files import write_outputs
@@ -329,7 +329,7 @@ def write_results(analysis: Mapping[str, Any], folder: Path) -> None:
 
     Raises ConfigError where the folder cannot be written to.
     """
-    figure = embedded(plot_scores(analysis["reviewers"]), "How often each score was given; numbers are in review.json.")
+    figure = embed(plot_scores(analysis["reviewers"]), "How often each score was given; numbers are in review.json.")
     body = render(_RESULT, {**analysis, "figures": [figure]})
     write_outputs(
         {

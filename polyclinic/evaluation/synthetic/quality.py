@@ -145,7 +145,7 @@ def judge(
         "label": held_out.schema.label.name,
         "seed": seed,
         "rows": {"held_out": len(held_out.y)} | {name: len(table.y) for name, table in tables.items()},
-        "tables": {name: compared(held_out, table) for name, table in tables.items()},
+        "tables": {name: compare(held_out, table) for name, table in tables.items()},
         "rules": _rules({"held_out": held_out, **tables}),
         "visits": _visits(held_out, tables),
         "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
@@ -159,7 +159,7 @@ def judge(
     return quality | (_by_classifiers(held_out, tables, seed) if full else {})
 
 
-def compared(real: Sample, table: Sample) -> dict[str, Any]:
+def compare(real: Sample, table: Sample) -> dict[str, Any]:
     """Columns, pairs, correlations and codes of ``table`` beside those of ``real``, as JSON: exact, and so not private."""
     judged = columns(real.plain, table.plain, real.categorical)
     spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))

@@ -198,7 +198,7 @@ _NODE_MEANINGS = {
 _MEANINGS = {
     "budget": "Epsilon that these records may ever spend; raising it is your decision.",
     "delta": "Below 1/patients, better a tenth of that; fixed once the ledger exists.",
-    "accountant": "How the ledger adds up: pld or rdp; fixed once the ledger exists.",
+    "accountant": "How the ledger adds up: pld or rdp.",
     "relation": "Whom epsilon protects: add-remove or replace-one; fixed once the ledger exists.",
     "allowed_tasks": "What may be asked for.",
     "allowed_models": "Models that a run may name; anything else would be code of the server's choice.",

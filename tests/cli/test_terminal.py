@@ -17,8 +17,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from polyclinic.cli import app
+from polyclinic.cli.nodes.deploying import listing
 from polyclinic.cli.runs.live import LiveProgress, calibration_sentence
-from polyclinic.cli.terminal import console
+from polyclinic.cli.terminal import console, say
 from polyclinic.inspection.result import RunResult
 from polyclinic.server.checkpoint import load_checkpoint
 
@@ -265,4 +266,19 @@ def test_the_farthest_hospital_is_named_among_several_alone() -> None:
     ]
     assert (
         "farthest at b: -0.200" in said[0] and "predicted less observed -0.200" in said[1] and "farthest" not in said[1]
+    )
+
+
+@pytest.mark.parametrize(("width", "lines_of_a_run"), [("80", 1), ("40", 3)])
+def test_a_listing_keeps_names_whole_on_any_screen(
+    width: str, lines_of_a_run: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = {"run": "20261127-015324-2036ae", "task": "classification", "submitter": None}
+    monkeypatch.setenv("COLUMNS", width)
+    say(listing(("run", "submitter", "task"), [run, run]))
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    headings = 1 if lines_of_a_run == 1 else 0
+    assert len(lines) == headings + 2 * lines_of_a_run
+    assert (
+        sum("20261127-015324-2036ae" in line for line in lines) == sum("classification" in line for line in lines) == 2
     )

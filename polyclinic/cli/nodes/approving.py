@@ -8,7 +8,7 @@ import typer
 
 from polyclinic.cli.nodes import deploying
 from polyclinic.cli.nodes.deploying import Folder
-from polyclinic.cli.terminal import Json, answer, loading, say, significant, table
+from polyclinic.cli.terminal import Json, answer, loading, say, significant
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,10 +33,8 @@ def pending(
     node = _read(folder)
     listed = [facts(approval, node.policy) for approval in approvals(node.home)]
     listed = [run for run in listed if every or run["state"] == "pending"]
-    columns = ("run", "terms", "state", "task", "model", "rounds", "epsilon", "asked")
-    rows = [[run["terms"][:DIGITS] if name == "terms" else str(run[name]) for name in columns] for run in listed]
-    shown = table(columns, rows, words=("run", "terms", "state", "task", "model"))
-    shown.columns[0].no_wrap = True  # the name is copied into the next command
+    headings = ("run", "terms", "state", "task", "model", "rounds", "epsilon", "asked")
+    shown = deploying.listing(headings, [run | {"terms": run["terms"][:DIGITS]} for run in listed])
     none = "No run has asked." if every else "No run waits."
     answer(as_json, listed, shown if listed else none)
     if not node.policy.require_approval:

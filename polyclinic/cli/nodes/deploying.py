@@ -17,7 +17,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import answer, loading, print_json, say, table
+from polyclinic.cli.terminal import answer, console, loading, print_json, say, table
 from polyclinic.errors import PolyclinicError
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Print the command and s
 IfMissing = Annotated[
     bool, typer.Option("--if-missing", help="Change nothing if the folder was made before. Default: refuse.")
 ]
-_TIMES = ("registered", "submitted", "finished")
+_TIMES = ("registered", "submitted", "finished", "asked")
 MetricsHost = Annotated[
     str, typer.Option("--host", help="Address to listen on. With 0.0.0.0 other machines can read the metrics.")
 ]
@@ -206,11 +206,12 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
         "head": journal.head,
     }  # fmt: skip
     lines = ("  ".join(filter(None, (_printed(entry.get(column, "")) for column in columns))) for entry in shown)
+    newest = f"The newest {len(shown)} of " if len(shown) < len(journal.entries) else ""
     answer(
         as_json,
         value,
         *lines,
-        f"{len(journal.entries)} lines, {journal.torn} cut short by a crash; head {journal.head}",
+        f"{newest}{len(journal.entries)} lines, {journal.torn} cut short by a crash; head {journal.head}",
     )
     if not journal.intact:
         raise PolyclinicError(f"{home / name}: a line was changed, taken out or put in.")
@@ -223,10 +224,17 @@ def _printed(value: Any) -> str:
 
 
 def listing(headings: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A table of the rows' values by heading; what is not known is left empty, and names that are copied stay whole."""
-    made = table(headings, ([_cell(heading, row[heading]) for heading in headings] for row in rows), words=headings)
-    for column in made.columns:
-        column.no_wrap = column.header in ("run", "node", "folder", "state", *_TIMES)
+    """A table of the rows' values by heading, where unknown values are empty.
+
+    On a screen that is too narrow each row is a block of lines, a heading and its value in each.
+    """
+    cells = [[_cell(heading, row[heading]) for heading in headings] for row in rows]
+    width = sum(max(map(len, column)) + 2 for column in zip(headings, *cells, strict=True)) - 2
+    if width <= console().width:
+        return table(headings, cells, words=headings)
+    lines = [line for row in cells for line in (*zip(headings, row, strict=True), ("", ""))]
+    made = table(("", ""), lines[:-1], words=("",))
+    made.show_header = False
     return made
 
 

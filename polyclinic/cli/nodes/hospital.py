@@ -173,7 +173,7 @@ def restore(
         ])  # fmt: skip
     answer(
         as_json, done, f"{folder}: the backup of {done['time']}, and {done['charges']} later charges of the journal.",
-        f"Read the policy, start the node, and then `polyclinic hospital resume {folder}`.",
+        f"Read the policy, then `polyclinic hospital resume {folder}`, and start the node.",
     )  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def _lines(state: dict[str, Any]) -> list[str]:
             f"{intact_or_altered(held_out['intact'])}"
         )
     if pause := state["paused"]:
-        lines.insert(1, " ".join(("Paused since", pause["since"], "by", pause["by"], pause["why"])).rstrip())
+        lines.insert(1, f"Paused since {pause['since']} by {pause['by']}{': ' if pause['why'] else ''}{pause['why']}")
     charges = ledger["last"]
     return [
         *lines, *(f"  {last['time'][:19]}  {last['run']}  round {last['round']}  {last['purpose']}" for last in charges)

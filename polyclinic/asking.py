@@ -24,7 +24,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, NewFile, reason, write_files
-from polyclinic.naming import named
+from polyclinic.naming import name_objects
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
@@ -129,7 +129,9 @@ def simulated(
     Raises:
         ConfigError: Terms that are impossible, or not those of the ledger.
     """
-    return simulated_by(RunConfig.build(named({"dataset": dataset}), named(options)), ledger, relation, budget)
+    return simulated_by(
+        RunConfig.build(name_objects({"dataset": dataset}), name_objects(options)), ledger, relation, budget
+    )
 
 
 def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, budget: float | None = None) -> Target:

@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.plugins import is_program, resolve
 from polyclinic.programs.program import Choice, Collected, Half, Program, State
@@ -90,13 +90,13 @@ def _make(kind: type[Program], config: RunConfig) -> Program:
     for name, value in options.items():
         if name not in allowed:
             raise ConfigError(
-                f"Configuration key 'task-options' names {dashed(name)!r}; the task {config.task!r} takes "
-                f"{', '.join(map(dashed, allowed)) or 'no options'}.{nearest(name, allowed)}"
+                f"Configuration key 'task-options' names {with_dashes(name)!r}; the task {config.task!r} takes "
+                f"{', '.join(map(with_dashes, allowed)) or 'no options'}.{nearest(name, allowed)}"
             )
         types, what = _TYPES.get(type(allowed[name]), ((object,), ""))
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types and what):
             raise ConfigError(
-                f"Configuration key 'task-options' has {dashed(name)} {repr(value)[:50]}; it must be {what}."
+                f"Configuration key 'task-options' has {with_dashes(name)} {repr(value)[:50]}; it must be {what}."
             )
     try:
         return kind(config, **options)

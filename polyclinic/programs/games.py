@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.installed import claimed
+from polyclinic.installed import claim_of
 from polyclinic.plugins import BUILT_IN, dataset_of
 from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
@@ -67,7 +67,7 @@ class Games(Synthetic):
         """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
         cannot do."""
         config = self.config
-        options = {dashed(key): value for key, value in self.options.items()}
+        options = {with_dashes(key): value for key, value in self.options.items()}
         game = make_model("games", config, layout, options)
         if not isinstance(game, Game):
             raise ConfigError(
@@ -81,7 +81,7 @@ class Games(Synthetic):
         if config.model in BUILT_IN["games"]:
             return game
         # A stranger's game is made again by the stranger's function, though it began as one of ours.
-        point = claimed("games", config.model, BUILT_IN["games"])
+        point = claim_of("games", config.model, BUILT_IN["games"])
         return replace(game, made_by=point.value if point else config.model, options=options)
 
     def check(self, schema: Schema) -> None:

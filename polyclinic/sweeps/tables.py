@@ -94,7 +94,7 @@ def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         if outcome.run is None:
             rows.append(row | {"run": None, "status": f"failed: {outcome.error}"})
             continue
-        summary, sites = outcome.run.summary(), measured(outcome.run)
+        summary, sites = outcome.run.summary(), last_metrics(outcome.run)
         status = f"stopped: {summary.stopped}" if summary.stopped else "finished"
         row |= {
             "run": outcome.run.name,
@@ -109,7 +109,7 @@ def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def measured(run: Run) -> dict[str, dict[str, float]]:
+def last_metrics(run: Run) -> dict[str, dict[str, float]]:
     """The last model's metrics by hospital, and of all held-out patients together as ``pooled``; undefined ones are left out."""
     summary = run.summary()
     judged = summary.evaluation or {}

@@ -23,7 +23,7 @@ from polyclinic.releases.measured import Noised
 from polyclinic.releases.question import Pricing
 from polyclinic.server.accounts import ROUNDING, Account, bound
 from polyclinic.server.exchange.merging import metrics_of
-from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, averaging_problem, problem
 from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
@@ -85,7 +85,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
-    weighed = [reply for _, reply in replies if misplaced(reply, (), weight) is None]
+    weighed = [reply for _, reply in replies if averaging_problem(reply, (), weight) is None]
     if weighed:
         state.note_metrics(number, "evaluate", run.strategy.aggregate_evaluate(number, alike(weighed)))
     if any(len(part.labels) for part in state.predictions.values()):

@@ -28,7 +28,7 @@ from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
-from polyclinic.toml import Declared, checked, read_model
+from polyclinic.toml import Declared, build_model, read_model
 from polyclinic.types import Floats
 
 _KEY_BYTES = 32
@@ -202,14 +202,16 @@ class _File(Declared):
 def _rule(given: Mapping[str, Any], source: str) -> Rule:
     kind = given.get("kind")
     if kind in _KINDS:
-        return checked(_KINDS[kind], given, source)
+        return build_model(_KINDS[kind], given, source)
     if kind not in HIERARCHIES:
         allowed = [*HIERARCHIES, *_KINDS]
         hint = nearest(str(kind), allowed)
         raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(allowed)}.{hint}")
     own = {name: value for name, value in given.items() if name in ("column", "level")}
-    hierarchy = checked(HIERARCHIES[kind], {name: value for name, value in given.items() if name not in own}, source)
-    return checked(Generalise, {**own, "hierarchy": hierarchy}, source)
+    hierarchy = build_model(
+        HIERARCHIES[kind], {name: value for name, value in given.items() if name not in own}, source
+    )
+    return build_model(Generalise, {**own, "hierarchy": hierarchy}, source)
 
 
 def coarsen(

@@ -32,7 +32,7 @@ from polyclinic.releases.kinds import write_question
 from polyclinic.releases.question import Pricing, Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.survey import Survey
-from polyclinic.runs.simulation import check_simulation, settled, simulated_sites
+from polyclinic.runs.simulation import check_simulation, settle, simulated_sites
 from polyclinic.server import questions
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -153,7 +153,7 @@ def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, b
             raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-    config = settled(config if delta is None else config.changed({"privacy.delta": delta}))
+    config = settle(config if delta is None else config.changed({"privacy.delta": delta}))
     neighbours = cast(Relation, relation or "add-remove")
     check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)

@@ -32,7 +32,7 @@ from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import (
     check_simulation,
     forget_datasets,
-    settled,
+    settle,
     simulated_patients,
     simulated_sites,
 )
@@ -332,7 +332,7 @@ class Federation:
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
-        config = settled(config)  # counts patients, so that records are read from here on
+        config = settle(config)  # counts patients, so that records are read from here on
         program = program_of(config)
         check_simulation(config)
         _check_sites(config)
@@ -449,7 +449,7 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
 
     check(runs, check_config)
     # By its delta, too, a run that finished is recognised.
-    chosen = {id(run): settled(run.config) for run in in_order(runs)}
+    chosen = {id(run): settle(run.config) for run in in_order(runs)}
     runs = [replace(run, config=chosen[id(run)]) for run in runs]
     return sweep(runs, _execute, jobs, watch)
 

@@ -125,7 +125,7 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     return {
         "epsilon": max((epsilon for epsilon, _ in spent), default=None),
         "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,
-        "pooled": Noised.pooled(state.score_counts.values()).summary() if state.score_counts else None,
+        "pooled": Noised.pool(state.score_counts.values()).summary() if state.score_counts else None,
         "sites": {name: part.summary() | {"epsilon": state.held_out[name]} for name, part in state.score_counts.items()},
     }  # fmt: skip
 

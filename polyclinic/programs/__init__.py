@@ -50,14 +50,14 @@ def program_of(config: RunConfig) -> Program:
         'Games'
     """
     if is_program(config.task):
-        return _brought(config)
+        return _from_plugin(config)
     return _own(config)
 
 
 @lru_cache(maxsize=8)
 def _own(config: RunConfig) -> Program:
     module, _, name = _PLACES[config.kind.name].partition(":")
-    return _made(getattr(import_module(f"{__name__}.{module}"), name), config)
+    return _make(getattr(import_module(f"{__name__}.{module}"), name), config)
 
 
 def forget_programs() -> None:
@@ -74,17 +74,17 @@ def forget_programs() -> None:
     _own.cache_clear()
 
 
-def _brought(config: RunConfig) -> Program:
+def _from_plugin(config: RunConfig) -> Program:
     kind = resolve("programs", config.task)
     if not (isinstance(kind, type) and issubclass(kind, Program)):
         raise ConfigError(
             f"Configuration key 'task' has the value {config.task!r}, which must stand for a subclass of "
             f"polyclinic.programs.Program, not for an object of type {type(kind).__name__}."
         )
-    return _made(kind, config)
+    return _make(kind, config)
 
 
-def _made(kind: type[Program], config: RunConfig) -> Program:
+def _make(kind: type[Program], config: RunConfig) -> Program:
     options = config.program_options if "task-options" in config.kind.reads else {}
     allowed = {field.name: field.default for field in fields(kind)[1:]}
     for name, value in options.items():

@@ -45,7 +45,7 @@ class Model:
         try:
             return signature(self.made_by).parameters
         except (TypeError, ValueError):  # it cannot be called, or is written in C
-            raise self._refused("makes no torch module: it must be a function, a class or a torch nn.Module") from None
+            raise self._refusal("makes no torch module: it must be a function, a class or a torch nn.Module") from None
 
     def builder(self, features: int, outputs: int, schema: Schema | None) -> Builder:
         """A function that makes empty modules.
@@ -76,12 +76,12 @@ class Model:
             with failing(f"{what}, which does not build a torch module from ({', '.join(arguments)})"):
                 module = made_by(**arguments)
             if not isinstance(module, nn.Module):
-                raise self._refused(f"must build a torch nn.Module, not a {type(module).__name__}")
+                raise self._refusal(f"must build a torch nn.Module, not a {type(module).__name__}")
             return module
 
         return build
 
-    def _refused(self, reason: str) -> ConfigError:
+    def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"Configuration key 'model' has the value {self.config.model!r}, which {reason}.")
 
 

@@ -20,7 +20,7 @@ from polyclinic.installed import claim_of
 from polyclinic.plugins import BUILT_IN, dataset_of
 from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
-from polyclinic.programs.synthetic import Synthetic, made
+from polyclinic.programs.synthetic import Synthetic, make_model
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import Play, generator_steps, penalise
 from polyclinic.synthesis.games.state import GeneratorState, due, first_state
@@ -68,7 +68,7 @@ class Games(Synthetic):
         cannot do."""
         config = self.config
         options = {with_dashes(key): value for key, value in self.options.items()}
-        game = made("games", config, layout, options)
+        game = make_model("games", config, layout, options)
         if not isinstance(game, Game):
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game."

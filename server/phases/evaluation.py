@@ -93,7 +93,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         pooled = by.exact(together.labels, together.scores)
         rows.append({"round": number, "site": "pooled"} | {name: pooled[name] for name in by.by_round})
     elif state.score_counts:
-        pooled = Noised.pooled(state.score_counts.values()).values()
+        pooled = Noised.pool(state.score_counts.values()).values()
         rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in by.by_round})
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in by.by_round})
@@ -229,7 +229,7 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message, 
         raise PolyclinicError("its private metrics cannot be read") from None
     if charged and (account := state.held_out_accounts.get(site.name)):
         account.hear(request, charged)
-    state.score_counts[site.name] = question.noised(counts, deviation)
+    state.score_counts[site.name] = question.noisy_answer(counts, deviation)
     state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
     return state.score_counts[site.name].values()
 

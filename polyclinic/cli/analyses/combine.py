@@ -29,6 +29,6 @@ def combine(
     regression = combined_regression(run, certificate, formula, family, patients)
     shown, combined = regression.table, regression.inference.combined
     answer(
-        as_json, printed(regression), shown.title, table(shown.columns, shown.shown()), shown.note,
+        as_json, printed(regression), shown.title, table(shown.columns, shown.texts()), shown.note,
         f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *style_lines("yellow", *regression.notes),
     )  # fmt: skip

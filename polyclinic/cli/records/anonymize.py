@@ -77,7 +77,7 @@ def anonymize(
     left_out = [*names(drop), *([exposed.unit] if exposed.unit else [])]
     exposure.check_dropped(exposed, left_out, names(keep), label)
     release = anonymity.anonymise(exposed, target, declared, method)  # type: ignore[arg-type]
-    auroc = exposure.learned(exposed, release, label, left_out) if label else None
+    auroc = exposure.compare_auroc(exposed, release, label, left_out) if label else None
     # The records' own order would align this release with the table, and with another release of it.
     order = np.random.default_rng().permutation(len(release.records))
     released = release.records.drop(columns=left_out).iloc[order]

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from polyclinic.cli.terminal import fitting, interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.formats import dataset_title
-from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
+from polyclinic.evaluation.judges import calibration_targets, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
 from polyclinic.sweeps.carrying import Outcome, Watch
@@ -352,7 +352,7 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
     evaluation = summary.get("evaluation") or {}
     pooled, of_hospitals = (evaluation.get(key) or {} for key in ("pooled", "worst"))
     parts = []
-    for metric, true in calibrated(summary).items():
+    for metric, true in calibration_targets(summary).items():
         words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
         if (pooled.get(metric) or {}).get("value") is None:
             continue

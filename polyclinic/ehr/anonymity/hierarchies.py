@@ -212,10 +212,10 @@ KINDS: dict[str, type[Hierarchy]] = {
 def read_hierarchies(path: str | Path) -> dict[str, Hierarchy]:
     """The hierarchies in a TOML file: one table a column, with its ``kind``. Raises ConfigError naming file and field."""
     values = read_toml(path, "file of hierarchies")
-    return {name: declared(name, given, str(path)) for name, given in values.items()}
+    return {name: parse_hierarchy(name, given, str(path)) for name, given in values.items()}
 
 
-def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
+def parse_hierarchy(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
     """Return one column's hierarchy from a table with its ``kind``.
 
     Args:

@@ -29,7 +29,7 @@ def own_identity(call: Call[A]) -> bytes:
     return identity(call.hospital.home, durable=not call.hospital.simulated)
 
 
-def signed(call: Call[A], name: str, stated: bytes) -> Arrays:
+def sign_statement(call: Call[A], name: str, stated: bytes) -> Arrays:
     """The answer that holds a statement as ``name``, (32,) uint8, and this hospital's ``signature`` of it, (64,) uint8.
 
     Args:

@@ -14,7 +14,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from flwr.app import RecordDict
 
 from polyclinic.client.calls import Answer, Call, reply
-from polyclinic.client.charging import Release, charged
+from polyclinic.client.charging import Release, charge_calls
 from polyclinic.client.checks import check_names, check_numbers, check_policy, check_size, check_terms, planned_settings
 from polyclinic.client.home.hospital import filled_rows
 from polyclinic.digests import digest
@@ -95,7 +95,7 @@ def _answer(
     def compute(calls: Sequence[Call[R]], spent: Sequence[float]) -> list[RecordDict]:
         return [reply(call.hospital, arrays(call), {}, epsilon) for call, epsilon in zip(calls, spent, strict=True)]
 
-    return charged(calls, Release(purpose, round, allow, lambda call: event, identify, compute))
+    return charge_calls(calls, Release(purpose, round, allow, lambda call: event, identify, compute))
 
 
 def right_patients(judges: Arrays, rows: Rows) -> list[int]:

@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from polyclinic.client import enrolment
 from polyclinic.client.calls import Answer, Call
 from polyclinic.client.home.hospital import Hospital, is_real, open_hospital
-from polyclinic.client.home.journal import recorded
+from polyclinic.client.home.journal import record_and_answer
 from polyclinic.client.home.own_files import withheld
 from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig
@@ -91,7 +91,7 @@ class HospitalApp(ClientApp):
         """A reply for each message, in order; the messages are of one type. Never raises for what one site does."""
         pairs = zip(messages, contexts, strict=True)
         if any(map(is_real, contexts)):
-            return [recorded(_in_mods, message, context) for message, context in pairs]
+            return [record_and_answer(_in_mods, message, context) for message, context in pairs]
         # A mod is around one answer.
         if any(context.run_config.get("mods") for context in contexts):
             return [_in_mods(message, context) for message, context in pairs]
@@ -102,12 +102,12 @@ def _stack(messages: Sequence[Message], contexts: Sequence[Context]) -> list[Mes
     (kind, _), answer = _ANSWERS[messages[0].metadata.message_type], _answering(messages[0].metadata.message_type)
     # Contexts of one grid share their configuration, of which even the look into a cache takes a while.
     shared = {id(context.run_config): context.run_config for context in contexts}
-    configs = {key: _tried(run_config) for key, run_config in shared.items()}
+    configs = {key: _config_or_error(run_config) for key, run_config in shared.items()}
     readings = [_read(kind, message, context, configs[id(context.run_config)])
                 for message, context in zip(messages, contexts, strict=True)]  # fmt: skip
     calls = [call for call in readings if isinstance(call, Call)]
     given = iter([_with_traceback(call, reply, messages[0].metadata.message_type)
-                  for call, reply in zip(calls, _answered(answer, calls), strict=True)])  # fmt: skip
+                  for call, reply in zip(calls, _answer_by_halves(answer, calls), strict=True)])  # fmt: skip
     return [_reply(message, context, next(given) if isinstance(call, Call) else call)
             for message, context, call in zip(messages, contexts, readings, strict=True)]  # fmt: skip
 
@@ -179,7 +179,7 @@ def _refused_submitter(hospital: Hospital, request: Request, config: RunConfig) 
     except BudgetRefused as refusal:
         if not isinstance(request, EnrolRequest):
             raise
-        return enrolment.refused(hospital.site, refusal)
+        return enrolment.refusal_answer(hospital.site, refusal)
     return None
 
 
@@ -189,7 +189,7 @@ def _check_people(call: Call[Any]) -> None:
         import_module("polyclinic.client.home.approvals").check_approved(call.hospital, call.request, call.config)
 
 
-def _tried(run_config: UserConfig) -> RunConfig | Exception:
+def _config_or_error(run_config: UserConfig) -> RunConfig | Exception:
     try:
         return _config(tuple(run_config.items()))
     except Exception as error:
@@ -201,7 +201,7 @@ def _config(items: tuple[tuple[str, Any], ...]) -> RunConfig:
     return RunConfig.from_flower(dict(items))
 
 
-def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list[Call[Any]]) -> list[Answer]:
+def _answer_by_halves(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list[Call[Any]]) -> list[Answer]:
     """The answers of all calls; where answering together fails, by halves, so that a site that fails does so alone."""
     if not calls:
         return []
@@ -218,7 +218,7 @@ def _answered(answer: Callable[[Sequence[Call[Any]]], list[Answer]], calls: list
         if len(calls) == 1:
             return [error]
     half = len(calls) // 2
-    return _answered(answer, calls[:half]) + _answered(answer, calls[half:])
+    return _answer_by_halves(answer, calls[:half]) + _answer_by_halves(answer, calls[half:])
 
 
 def _one_at_a_time(call: Call[Any]) -> AbstractContextManager[None]:

@@ -13,7 +13,7 @@ from polyclinic.config import RunConfig
 from polyclinic.privacy.ledger import past_all
 from polyclinic.privacy.ledger.terms import to_text
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import filled, to_record
+from polyclinic.wire.arrays import fill_record, to_record
 from polyclinic.wire.messages import RECORD, R
 
 Answer = RecordDict | Exception
@@ -65,9 +65,9 @@ def reply(
         spent: The ledger's epsilon after this call.
         key: The name of the ArrayRecord.
     """
-    content = filled(RecordDict(), {
-        "metrics": filled(MetricRecord(), metrics),
-        RECORD: filled(ConfigRecord(), ledger_fields(hospital, spent)),
+    content = fill_record(RecordDict(), {
+        "metrics": fill_record(MetricRecord(), metrics),
+        RECORD: fill_record(ConfigRecord(), ledger_fields(hospital, spent)),
     })  # fmt: skip
     if arrays:
         content[key] = to_record(arrays)

@@ -15,7 +15,7 @@ from flwr.common.logger import log
 
 from polyclinic.client.calls import Answer, Call, ledger_fields
 from polyclinic.client.home.hospital import Hospital, open_held_out, open_ledgers
-from polyclinic.client.home.releases import Reply, read_release, released, write_release
+from polyclinic.client.home.releases import Reply, is_released, read_release, write_release
 from polyclinic.client.home.state import check_records
 from polyclinic.errors import BudgetRefused, PolyclinicError
 from polyclinic.privacy.accounting import epsilon
@@ -64,7 +64,7 @@ class Release(Generic[R]):
         it."""
         hospital, run, reply = call.hospital, call.request.run, self.reply(call)
         content = read_release(reply, self.identify(call))
-        if content is None and self.once and released(reply):
+        if content is None and self.once and is_released(reply):
             raise PolyclinicError(
                 f"{hospital.site}: refused: round {self.round} was already answered to another question."
             )
@@ -93,7 +93,7 @@ class Release(Generic[R]):
         return hospital.limits(most, call.config.participation.submitter)
 
 
-def charged(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
+def charge_calls(calls: Sequence[Call[R]], release: Release[R]) -> list[Answer]:
     """Check, charge what the release costs, and only then compute; what was released before is given again at no cost.
 
     A simulated site's streams make the same numbers again, so its charge is recognised by the release's digest. A real

@@ -60,7 +60,7 @@ def enrol(calls: Sequence[Call[EnrolRequest]]) -> list[Answer]:
             try:
                 _check_run(call)
             except BudgetRefused as refusal:
-                return refused(hospital.site, refusal)
+                return refusal_answer(hospital.site, refusal)
         if asks and (obstacle := standing(hospital, call.request, call.config)):
             return _answer(hospital.site, **obstacle)
         records = hospital.records
@@ -101,7 +101,7 @@ def refuse_other_format(content: RecordDict, context: Context) -> RecordDict | N
         return _answer(HospitalFile.read(Path(str(context.node_config["hospital"]))).site, conflict)
 
 
-def refused(site: str, refusal: BudgetRefused) -> RecordDict:
+def refusal_answer(site: str, refusal: BudgetRefused) -> RecordDict:
     """A hospital's answer to who asks it to enrol, where its policy refuses the run."""
     return _answer(site, str(refusal).removeprefix(f"{site}: "))
 

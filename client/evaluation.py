@@ -16,7 +16,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, NoOpDpEvent
 from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.client.calls import Answer, Call, each, reply
-from polyclinic.client.charging import Release, charged, check_same_records
+from polyclinic.client.charging import Release, charge_calls, check_same_records
 from polyclinic.client.checks import (
     check_model_size,
     check_names,
@@ -48,7 +48,7 @@ from polyclinic.releases.question import Pricing
 from polyclinic.training.preparation import standardised
 from polyclinic.training.task import own_arrays
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import filled, to_record
+from polyclinic.wire.arrays import fill_record, to_record
 from polyclinic.wire.messages import COUNTS, RECORD, EvaluateRequest
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _withheld(call: Call[EvaluateRequest], spent: float, reason: str = "") -> Re
     """A reply without metrics, with the reason where a limit or a budget is the cause; the run goes on."""
     content = reply(call.hospital, {}, {"num-examples": 1.0}, spent)
     if reason:
-        content[RECORD] = filled(ConfigRecord(), {**content[RECORD], "withheld": reason})
+        content[RECORD] = fill_record(ConfigRecord(), {**content[RECORD], "withheld": reason})
     return content
 
 
@@ -188,7 +188,7 @@ def _private(calls: Sequence[Call[EvaluateRequest]], spent: dict[int, float]) ->
 
     number = calls[0].request.round
     release = Release(PRIVATE, number, _check_run, _event, _identity, answers_of, account=open_held_out, plan=_plan)
-    answered = iter(charged(able, release))
+    answered = iter(charge_calls(able, release))
     answers = [next(answered) if problem is None else problem for problem in checked]
     return [
         _withheld(call, spent[id(call)], str(answer))
@@ -257,7 +257,7 @@ def _counts(call: Call[EvaluateRequest], spent: float, held_out: float) -> Recor
     figures: dict[str, str | float] = {"held-out-epsilon": held_out, "deviation": noisy.deviation}
     if not hospital.simulated:
         figures["held-out-charged"] = to_text(past_all(open_held_out([hospital]))[0])
-    content[RECORD] = filled(ConfigRecord(), {**content[RECORD], **figures})
+    content[RECORD] = fill_record(ConfigRecord(), {**content[RECORD], **figures})
     return content
 
 

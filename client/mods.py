@@ -63,13 +63,13 @@ def through(mods: dict[str, Mod], answer: Answering, message: Message, context: 
         reply = answering(deepcopy(message), seen)
     except _ModFailed as error:
         assert error.__cause__ is not None
-        return _failed(message, context, f"the mod {error.args[0]!r} failed", why(error.__cause__))
+        return _error_reply(message, context, f"the mod {error.args[0]!r} failed", why(error.__cause__))
     if given and given[0].has_error():
         return given[0]
     if reply.has_error():
-        return _failed(message, context, "a mod refused the message", reply.error.reason)
+        return _error_reply(message, context, "a mod refused the message", reply.error.reason)
     if not given:
-        return _failed(message, context, "a mod answered in the hospital's place", "it did not call call_next")
+        return _error_reply(message, context, "a mod answered in the hospital's place", "it did not call call_next")
     return _with_arrays(given[0], reply, message, context)
 
 
@@ -77,13 +77,13 @@ def _with_arrays(hospital_reply: Message, reply: Message, message: Message, cont
     """What the hospital replied, with the arrays that the mods made of its own."""
     if reply.content.array_records.keys() != hospital_reply.content.array_records.keys():
         names = ", ".join(reply.content.array_records) or "none"
-        return _failed(message, context, "a mod took records of arrays away, or added some", f"it leaves {names}")
+        return _error_reply(message, context, "a mod took records of arrays away, or added some", f"it leaves {names}")
     for name, record in reply.content.array_records.items():
         hospital_reply.content[name] = record
     return hospital_reply
 
 
-def _failed(message: Message, context: Context, what: str, reason: str | None) -> Message:
+def _error_reply(message: Message, context: Context, what: str, reason: str | None) -> Message:
     """An error in place of the answer. At a real hospital even a mod's own words could hold a path, so that its log has them."""
     if not is_real(context):
         return Message(Error(FAILED, f"{what}: {reason}"), reply_to=message)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from flwr.app import ConfigRecord, RecordDict
 
 from polyclinic.client.calls import Answer, Call, reply
-from polyclinic.client.charging import Release, charged
+from polyclinic.client.charging import Release, charge_calls
 from polyclinic.client.checks import check_policy, check_task
 from polyclinic.client.home.hospital import open_ledgers
 from polyclinic.digests import digest
@@ -71,7 +71,7 @@ def _answer_alike(calls: Sequence[Call[AskRequest]]) -> list[Answer]:
         return replies
 
     release = Release(question.purpose, 0, allow, lambda call: event, identify, compute, everyone=question.everyone)
-    return charged(calls, release)
+    return charge_calls(calls, release)
 
 
 def _pricing(call: Call[AskRequest]) -> Pricing:

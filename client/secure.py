@@ -22,12 +22,12 @@ from polyclinic.client.agreement import (
     keys_statement,
     outcome_statement,
     own_identity,
-    signed,
+    sign_statement,
     terms_statement,
 )
 from polyclinic.client.calls import Answer, Call, each
 from polyclinic.client.checks import check_names, check_policy, check_shared_noise
-from polyclinic.client.home.releases import Reply, released
+from polyclinic.client.home.releases import Reply, is_released
 from polyclinic.client.home.secure_files import (
     erase_earlier_secrets,
     erase_secrets,
@@ -45,7 +45,7 @@ from polyclinic.privacy.secure.secure_sum import KEY_BYTES, SEALED_BYTES, SEED_B
 from polyclinic.privacy.secure.signatures import public_identity
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record
-from polyclinic.wire.compression import flattened
+from polyclinic.wire.compression import flatten
 from polyclinic.wire.messages import (
     SECURE,
     RoundRequest,
@@ -81,7 +81,7 @@ def keys(calls: Sequence[Call[SecureKeysRequest]]) -> list[Answer]:
             **{name: _bytes(seed, SEED_BYTES) for name, seed in seeds.items()},
         })  # fmt: skip
         sealing, mask = (secure_sum.public_key(seeds[name]) for name in ("sealing", "mask"))
-        signature = signed(call, "keys", keys_statement(call, call.request.site, sealing, mask))["signature"]
+        signature = sign_statement(call, "keys", keys_statement(call, call.request.site, sealing, mask))["signature"]
         return {
             "sealing": _bytes(sealing, KEY_BYTES), "mask": _bytes(mask, KEY_BYTES),
             "commitment": _bytes(secure_sum.commitment(seeds["own"]), KEY_BYTES),
@@ -131,7 +131,7 @@ def shares(calls: Sequence[Call[SecureSharesRequest]]) -> list[Answer]:
             "listed": np.frombuffer(bytes.fromhex(listed), dtype=np.uint8),
             "kept-share": _bytes(parts[peers.index(own_index)][0], SHARE_BYTES),
         })  # fmt: skip
-        return {"sealed": sealed} | signed(call, "terms", terms_statement(call, listed))
+        return {"sealed": sealed} | sign_statement(call, "terms", terms_statement(call, listed))
 
     def identity(call: Call[SecureSharesRequest]) -> str:
         return digest(call.request.threshold, _phase_arrays(call, _PUBLIC), call.config.decisive())
@@ -147,7 +147,7 @@ def _check_threshold(call: Call[SecureSharesRequest], threshold: int, count: int
 def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
     """Raises PolyclinicError, before anything is charged, when a difference from ``origin`` cannot leave under agreed masks."""
     request = call.request
-    if released(Reply(call.hospital.home, request.run, "train", request.round)):
+    if is_released(Reply(call.hospital.home, request.run, "train", request.round)):
         return  # what left is sent again, or the question is refused
     secrets, parties = read_secrets(call), request.secure_parties or []
     if "peers" not in secrets:
@@ -159,11 +159,11 @@ def check_upload(call: Call[TrainRequest], origin: Arrays) -> None:
     ):
         raise refusal(call, f"an upload for the hospitals {parties} is not one for those that shared their seeds")
     check_terms_signed(call, secrets, parties)
-    if not _terms(call, secrets, origin).resolves(flattened(origin, np.float64)):
+    if not _terms(call, secrets, origin).resolves(flatten(origin, np.float64)):
         raise refusal(call, "the model's numbers are too large for one patient's part to be kept apart from rounding")
 
 
-def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: str) -> Arrays:
+def mask_update(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: str) -> Arrays:
     """The words that leave for a difference: clipped, rounded, noised, and masked; uniform to all but the sum.
 
     Call ``check_upload`` before. The hospital keeps for whom it masked, and what it was asked.
@@ -177,7 +177,7 @@ def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: 
     secrets, request = read_secrets(call), call.request
     keys = dict(zip(secrets["peers"].tolist(), (row.tobytes() for row in secrets["mask-keys"]), strict=True))
     parties = {party: keys[party] for party in request.secure_parties or []}
-    difference = flattened(trained, np.float64) - flattened(origin, np.float64)
+    difference = flatten(trained, np.float64) - flatten(origin, np.float64)
     terms = _terms(call, secrets, origin)
     weight = 1.0 if call.config.secure.shared_noise else float(secrets["weight"][0])
     rounding = call.hospital.stream("secure-rounding", request.round)
@@ -197,7 +197,7 @@ def masked(call: Call[TrainRequest], trained: Arrays, origin: Arrays, question: 
 
 def _terms(call: Call[TrainRequest], secrets: Arrays, origin: Arrays) -> SumTerms:
     parties, threshold = len(secrets["peers"]), int(secrets["threshold"][0])
-    return secure_terms(call.config, flattened(origin).size, parties, threshold, call.request.noise_multiplier)
+    return secure_terms(call.config, flatten(origin).size, parties, threshold, call.request.noise_multiplier)
 
 
 def confirm(calls: Sequence[Call[SecureConfirmRequest]]) -> list[Answer]:
@@ -216,7 +216,7 @@ def confirm(calls: Sequence[Call[SecureConfirmRequest]]) -> list[Answer]:
         write_secrets(call, secrets | {
             "survivors": np.array(survivors, dtype=np.int64), "outcome": np.frombuffer(outcome, dtype=np.uint8),
         })  # fmt: skip
-        return {"question": secrets["question"]} | signed(call, "outcome", outcome)
+        return {"question": secrets["question"]} | sign_statement(call, "outcome", outcome)
 
     return each(lambda call: once(call, "secure-confirm", digest(_phase_arrays(call, _ARRIVED)), answer), calls)
 
@@ -234,7 +234,7 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
         if agreed["senders"].tolist() != senders or agreed["sealed"].shape != (len(senders), SEALED_BYTES):
             raise refusal(call, "the sealed shares are not one from each other hospital for which it masked its update")
         sealed = dict(zip(senders, (row.tobytes() for row in agreed["sealed"]), strict=True))
-        return {"shares": _opened(call, secrets, sealed, parties, survivors)}
+        return {"shares": _open_shares(call, secrets, sealed, parties, survivors)}
 
     def last(call: Call[SecureUnmaskRequest]) -> RecordDict:
         # Not by who signed: whoever else agreed to the same outcome, the same shares leave.
@@ -247,7 +247,7 @@ def unmask(calls: Sequence[Call[SecureUnmaskRequest]]) -> list[Answer]:
     return each(last, calls)
 
 
-def _opened(
+def _open_shares(
     call: Call[SecureUnmaskRequest],
     secrets: Arrays,
     sealed: Mapping[int, bytes],

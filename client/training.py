@@ -20,7 +20,7 @@ from flwr.common.logger import log
 from torch import nn
 
 from polyclinic.client.calls import Answer, Call, each, reply
-from polyclinic.client.charging import Release, behind, charged
+from polyclinic.client.charging import Release, behind, charge_calls
 from polyclinic.client.checks import (
     beside,
     check_model_size,
@@ -35,7 +35,7 @@ from polyclinic.client.checks import (
 )
 from polyclinic.client.home.hospital import Hospital, filled_by, filled_rows, open_ledgers, own_imputer
 from polyclinic.client.home.state import read_state, write_state
-from polyclinic.client.secure import check_upload, masked
+from polyclinic.client.secure import check_upload, mask_update
 from polyclinic.config import RunConfig, compression
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import Standardiser, feature_names
@@ -49,7 +49,7 @@ from polyclinic.training.preparation import standardised
 from polyclinic.training.sites.draws import begun, without_draws
 from polyclinic.training.task import OWN, SiteUpdate, SiteWork, Task, TrainSettings, own_arrays
 from polyclinic.types import Arrays
-from polyclinic.wire.arrays import MERGED, WEIGHT, filled, from_record, size_of, to_record, weighted_mean
+from polyclinic.wire.arrays import MERGED, WEIGHT, fill_record, from_record, size_of, to_record, weighted_mean
 from polyclinic.wire.compression import decode, encode
 from polyclinic.wire.messages import LOCAL, QUESTION, RECORD, TrainRequest
 
@@ -91,9 +91,9 @@ class _Question:
     def origin(self) -> Arrays:
         """From which what leaves is a difference. Raises ConfigError as ``task``, which checks the question."""
         program, _ = program_of(self.config), self.task
-        return self.shared(program.origin(self.schema, self.arrays, self.asked))
+        return self.shared_arrays(program.origin(self.schema, self.arrays, self.asked))
 
-    def shared(self, arrays: Arrays) -> Arrays:
+    def shared_arrays(self, arrays: Arrays) -> Arrays:
         """Of a model's arrays those that leave."""
         return {name: value for name, value in arrays.items() if name not in self.local}
 
@@ -173,7 +173,7 @@ def _train_alike(calls: Sequence[Call[TrainRequest]]) -> list[Answer]:
         return price(goes_on)
 
     once = config.secure.aggregation
-    return charged(calls, Release("train", request.round, allow, event, identify, compute, once=once))
+    return charge_calls(calls, Release("train", request.round, allow, event, identify, compute, once=once))
 
 
 def _question(call: Call[TrainRequest]) -> _Question:
@@ -184,7 +184,7 @@ def _question(call: Call[TrainRequest]) -> _Question:
     scale = standardiser(call.content, len(feature_names(schema)))
     local = tuple(call.content.array_records.get(LOCAL, ()))
     sent, numbers = beside(call.content, settings.local, arrays), told_numbers(call.content, settings.local)
-    asked = _asked(call)
+    asked = _read_question(call)
     by = scale and {"mean": scale[0], "std": scale[1]}
     told_apart = digest(config.decided, repr(settings), arrays, local, _flat(sent), repr(numbers), by, asked)
     return _Question(
@@ -196,7 +196,7 @@ def _flat(beside: Mapping[str, Arrays]) -> Arrays:
     return {f"{BESIDE}{name}/{label}": value for name, part in beside.items() for label, value in part.items()}
 
 
-def _asked(call: Call[TrainRequest]) -> Arrays:
+def _read_question(call: Call[TrainRequest]) -> Arrays:
     """What the program asks beside a model or in place of one; a message of most programs has nothing of the kind."""
     record = call.content.array_records.get(QUESTION)
     return {} if record is None else from_record(record)
@@ -274,7 +274,7 @@ def _work(question: _Question, call: Call[TrainRequest], state: Arrays) -> SiteW
 def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, state: Arrays) -> Arrays:
     """What leaves of the site's update; writes what the site keeps for its next round."""
     config, number, hospital = question.config, question.request.round, call.hospital
-    trained, origin = question.shared(update.arrays), question.origin
+    trained, origin = question.shared_arrays(update.arrays), question.origin
     how, upload, state_after = compression(config), trained, update.state
     own = {OWN + name: update.arrays[name] for name in question.local}
     if all(np.isfinite(value).all() for value in own.values()):  # otherwise it begins again from what it is sent
@@ -285,7 +285,7 @@ def _upload(question: _Question, call: Call[TrainRequest], update: SiteUpdate, s
         upload, left_out = encode(trained, origin, how, hospital.stream("rounding", number), state.get(RESIDUAL))
         state_after = state_after if left_out is None else state_after | {RESIDUAL: left_out}
     if config.secure.aggregation:
-        upload = masked(call, trained, origin, question.digest)
+        upload = mask_update(call, trained, origin, question.digest)
     # A simulation has thousands of them a round, and notices on resume that one is lost.
     run, rounds = question.request.run, config.checkpoints.rounds_kept
     write_state(hospital.home, run, number, state_after, rounds, durable=not hospital.simulated)
@@ -390,7 +390,7 @@ def join(
         value.nbytes for value in uploads[joined[0]].values()
     )  # of uploads that were asked for together, of each
     for index in joined:
-        filled(_record_of(replies[index]), {MERGED: size})
+        fill_record(_record_of(replies[index]), {MERGED: size})
 
 
 def _record_of(reply: RecordDict) -> ConfigRecord:

@@ -24,7 +24,7 @@ from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, NewFile, reason, write_files
-from polyclinic.naming import named
+from polyclinic.naming import name_objects
 from polyclinic.plugins import dataset_of
 from polyclinic.privacy.accounting import Relation, check_terms
 from polyclinic.privacy.ledger import Ledger
@@ -32,7 +32,7 @@ from polyclinic.releases.kinds import write_question
 from polyclinic.releases.question import Pricing, Question
 from polyclinic.releases.relations import Relations
 from polyclinic.releases.survey import Survey
-from polyclinic.runs.simulation import check_simulation, settled, simulated_sites
+from polyclinic.runs.simulation import check_simulation, settle, simulated_sites
 from polyclinic.server import questions
 from polyclinic.sim.calls import AppReference
 from polyclinic.sim.grid import LocalGrid
@@ -129,7 +129,9 @@ def simulated(
     Raises:
         ConfigError: Terms that are impossible, or not those of the ledger.
     """
-    return simulated_by(RunConfig.build(named({"dataset": dataset}), named(options)), ledger, relation, budget)
+    return simulated_by(
+        RunConfig.build(name_objects({"dataset": dataset}), name_objects(options)), ledger, relation, budget
+    )
 
 
 def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, budget: float | None = None) -> Target:
@@ -151,7 +153,7 @@ def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, b
             raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-    config = settled(config if delta is None else config.changed({"privacy.delta": delta}))
+    config = settle(config if delta is None else config.changed({"privacy.delta": delta}))
     neighbours = cast(Relation, relation or "add-remove")
     check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)

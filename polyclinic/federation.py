@@ -24,7 +24,7 @@ from polyclinic.evaluation.report import render_report
 from polyclinic.inspection.comparison import beside, compare
 from polyclinic.inspection.described import Described
 from polyclinic.inspection.result import RunResult
-from polyclinic.naming import changeable, check_reach, named
+from polyclinic.naming import changeable, check_reach, name_objects
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import forget_programs, program_of
 from polyclinic.releases.description import Description
@@ -32,7 +32,7 @@ from polyclinic.runs.folder import Run
 from polyclinic.runs.simulation import (
     check_simulation,
     forget_datasets,
-    settled,
+    settle,
     simulated_patients,
     simulated_sites,
 )
@@ -88,7 +88,7 @@ def _naming_folder(folder: Run) -> Iterator[None]:
         raise
 
 
-def _summarised(folder: Run, summary: dict[str, Any]) -> None:
+def _write_summary(folder: Run, summary: dict[str, Any]) -> None:
     """Write a summary that has gained something, and its report."""
     folder.write_summary(summary)
     render_report(folder.path, with_figures=folder.pictures)
@@ -156,7 +156,7 @@ class Federation:
     @classmethod
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
         """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``)."""
-        return cls(RunConfig.build(named({"dataset": name}), named(options)))
+        return cls(RunConfig.build(name_objects({"dataset": name}), name_objects(options)))
 
     @classmethod
     def from_tables(
@@ -256,7 +256,7 @@ class Federation:
 
     def with_options(self, **options: Any) -> Federation:
         """The same federation with other configuration keys. Raises ConfigError for one that does not exist."""
-        return replace(self, config=RunConfig.build(self.config.given(), named(options)))
+        return replace(self, config=RunConfig.build(self.config.given(), name_objects(options)))
 
     def run(
         self,
@@ -332,7 +332,7 @@ class Federation:
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
         check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
-        config = settled(config)  # counts patients, so that records are read from here on
+        config = settle(config)  # counts patients, so that records are read from here on
         program = program_of(config)
         check_simulation(config)
         _check_sites(config)
@@ -382,9 +382,9 @@ class Federation:
         """
         flat = flat_keys(options, SECTIONS)
         lists = {key: value for key, value in flat.items() if isinstance(value, list)}
-        fixed = named({key: value for key, value in flat.items() if key not in lists})
+        fixed = name_objects({key: value for key, value in flat.items() if key not in lists})
         # An object in a list may become settings of several keys: its name, and its arguments.
-        axes = [[named({key: value}) for value in values] for key, values in lists.items()]
+        axes = [[name_objects({key: value}) for value in values] for key, values in lists.items()]
         return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds, folds, same_split), jobs, watch).table
 
     @staticmethod
@@ -410,12 +410,12 @@ class Federation:
                 outcome, summary = coordinate(lines, config, folder, resume=resume, progress=progress)
             if program_of(config).shows_baselines:
                 summary["synthesis"]["baselines"] = beside(config, Federation._grid, progress)
-                _summarised(folder, summary)
+                _write_summary(folder, summary)
             if folder.awaits_comparison:
                 comparison = compare(folder, Federation._grid, outcome.sites, progress)
                 synthesis = summary["synthesis"]
                 summary = summarise(outcome, folder.path, folder.sites, comparison) | {"synthesis": synthesis}
-                _summarised(folder, summary)
+                _write_summary(folder, summary)
         if program_of(config).shows_quality and folder.synthesizer_file.is_file():
             from polyclinic.inspection.quality import (
                 judge_run,  # with the report's scipy, only at the end of such a run
@@ -443,13 +443,13 @@ def run_sweep(runs: Sequence[Planned], jobs: int = 1, watch: Watch | None = None
         ConfigError: A run is impossible, before the first begins; or as of ``sweeps.carrying.carry_out``.
     """
 
-    def checked(config: RunConfig) -> None:
+    def check_config(config: RunConfig) -> None:
         check_reach(config, jobs)
         Federation(config).check()
 
-    check(runs, checked)
+    check(runs, check_config)
     # By its delta, too, a run that finished is recognised.
-    chosen = {id(run): settled(run.config) for run in in_order(runs)}
+    chosen = {id(run): settle(run.config) for run in in_order(runs)}
     runs = [replace(run, config=chosen[id(run)]) for run in runs]
     return sweep(runs, _execute, jobs, watch)
 

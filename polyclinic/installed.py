@@ -42,7 +42,7 @@ def claims(group: str, ours: Collection[str]) -> list[Plugin]:
     return [replace(plugin, problem=plugin.problem or _problem(plugin, claimants, ours)) for plugin in claimants]
 
 
-def claimed(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
+def claim_of(group: str, name: str, ours: Collection[str]) -> EntryPoint | None:
     """What another package brings under a name; None where none does.
 
     Args:
@@ -80,7 +80,7 @@ def _problem(plugin: Plugin, claimants: Collection[Plugin], ours: Collection[str
 
 def _every() -> tuple[Plugin, ...]:
     """All names under our prefix; looked up again when Python's path changes, or one of its folders."""
-    return _in_path(tuple((place, _changed(place)) for place in sys.path))
+    return _in_path(tuple((place, _change_time(place)) for place in sys.path))
 
 
 @lru_cache(maxsize=1)
@@ -88,7 +88,7 @@ def _in_path(places: tuple[tuple[str, int], ...]) -> tuple[Plugin, ...]:
     return tuple(_all_plugins())
 
 
-def _changed(place: str) -> int:
+def _change_time(place: str) -> int:
     try:
         return Path(place).stat().st_mtime_ns
     except OSError:
@@ -101,7 +101,7 @@ def _all_plugins() -> Iterator[Plugin]:
     for package in distributions():
         if PREFIX not in _text(package):
             continue
-        name, version = _named(package)
+        name, version = _name_and_version(package)
         key = re.sub(r"[-_.]+", "-", name).lower()
         if key and key in seen:
             continue
@@ -124,7 +124,7 @@ def _text(package: Distribution) -> str:
         return ""
 
 
-def _named(package: Distribution) -> tuple[str, str]:
+def _name_and_version(package: Distribution) -> tuple[str, str]:
     try:
         metadata = package.metadata
         return metadata["Name"] or "", metadata["Version"] or ""

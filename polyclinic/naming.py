@@ -15,8 +15,8 @@ from typing import Any
 from flwr.serverapp.strategy import Strategy
 
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
-from polyclinic.config.reading import keyword_arguments, written
+from polyclinic.config.keys import with_dashes
+from polyclinic.config.reading import as_text, keyword_arguments
 from polyclinic.ehr.partition import check_partitioner
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import MODS, TABLES, mod_named, strategy_named
@@ -30,7 +30,7 @@ _AT_HOSPITALS = ("dataset", "partitioner", "task", "objective", "model", "mods")
 _OPTIONS = ("dataset-options", "partitioner-options", "task-options", "strategy-options", "evaluation")
 
 
-def named(options: Mapping[str, Any]) -> dict[str, Any]:
+def name_objects(options: Mapping[str, Any]) -> dict[str, Any]:
     """Configuration keys with the objects that a name can stand for replaced by their names, those among options and in the
     list of mods as well.
 
@@ -46,11 +46,11 @@ def named(options: Mapping[str, Any]) -> dict[str, Any]:
                 raise ConfigError(f"Configuration key {key!r} is a partial with unnamed arguments; give them by name.")
             kind, arguments = (value.func, value.keywords) if isinstance(value, partial) else _arguments(value)
             name = f"{key}-options"
-            given = written(next((values.pop(other) for other in (f"{key}_options", name) if other in values), {}))
-            made = written(_named_inside(name, arguments))
+            given = as_text(next((values.pop(other) for other in (f"{key}_options", name) if other in values), {}))
+            made = as_text(_named_inside(name, arguments))
             values |= {key: kind, name: ", ".join(filter(None, (str(made), str(given))))}
     return {
-        key: _name(key, value) if dashed(key) in _NAMING and not isinstance(value, str) else value
+        key: _name(key, value) if with_dashes(key) in _NAMING and not isinstance(value, str) else value
         for key, value in values.items()
     }
 
@@ -73,9 +73,9 @@ def _names(config: RunConfig, key: str) -> tuple[str, ...]:
 
 def _named_inside(key: str, value: Any) -> Any:
     """Functions among options, and mods of a list, replaced by their names."""
-    if dashed(key) in _OPTIONS and isinstance(value, Mapping):
+    if with_dashes(key) in _OPTIONS and isinstance(value, Mapping):
         return {name: _name(key, given) if callable(given) else given for name, given in value.items()}
-    if dashed(key) == "mods" and not isinstance(value, str):
+    if with_dashes(key) == "mods" and not isinstance(value, str):
         if isinstance(value, Mapping):
             return ", ".join(f"{kind}={mod}" for kind, several in value.items() for mod in _mods(several))
         return ", ".join(_mods(value))
@@ -113,7 +113,7 @@ def check_reach(config: RunConfig, jobs: int = 1) -> None:
 
 
 def _name(key: str, value: Any) -> str:
-    key = dashed(key)
+    key = with_dashes(key)
     if key == "strategy" and not isinstance(value, type) and hasattr(value, "configure_fit"):
         strategy_named(_name(key, type(value)))  # says that it is of Flower's older API
     if key == "strategy" and (ours := next((name for name in BUILT_IN if strategy_named(name) is value), None)):

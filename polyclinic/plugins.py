@@ -27,7 +27,7 @@ from polyclinic.ehr.partition import OURS, Dealer, check_partitioner
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources import Chunk, Place, named_place
 from polyclinic.errors import ConfigError, DataError, PolyclinicError, failing, nearest, why
-from polyclinic.installed import Plugin, claimed, claims, strays
+from polyclinic.installed import Plugin, claim_of, claims, strays
 from polyclinic.strategies import BUILT_IN as STRATEGIES
 
 if TYPE_CHECKING:
@@ -157,13 +157,13 @@ def resolve(group: str, name: str) -> Any:
     if name in BUILT_IN[group]:
         return _built_in(group, name)
     where = f"{GROUPS[group]} has the value {name!r}"
-    if ":" not in name and (point := claimed(group, name, _ours(group))):
-        return _tried(point.load, where)
+    if ":" not in name and (point := claim_of(group, name, _ours(group))):
+        return _try_load(point.load, where)
     if _place(name):
-        return _loaded(name, where)
+        return _load_object(name, where)
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
-    allowed = [entry for group in groups for entry in (*BUILT_IN[group], *_brought(group))]
+    allowed = [entry for group in groups for entry in (*BUILT_IN[group], *_plugin_names(group))]
     names = (
         f"; known are {', '.join(allowed)}, or package.module:Name."
         if allowed
@@ -176,7 +176,7 @@ def brought_by(group: str, name: str) -> str:
     """The module of another package that brings ``name`` in ``group``; empty for a name that is Polyclinic's own, or nobody's."""
     if name in BUILT_IN[group]:
         return ""
-    point = claimed(group, name, _ours(group)) if ":" not in name else None
+    point = claim_of(group, name, _ours(group)) if ":" not in name else None
     return (point.value if point else name if _place(name) else "").partition(":")[0]
 
 
@@ -186,22 +186,22 @@ def _place(name: str) -> bool:
     return attribute.isidentifier() and all(part.isidentifier() for part in module.split("."))
 
 
-def _loaded(name: str, where: str) -> Any:
+def _load_object(name: str, where: str) -> Any:
     """What ``package.module:Name`` is. Raises ConfigError, a sentence that begins with ``where``, for what does not load."""
     if not _place(name):
         raise ConfigError(f"{where}, which must be package.module:Name.")
     module, _, attribute = name.partition(":")
-    return _tried(lambda: getattr(import_module(module), attribute), where)
+    return _try_load(lambda: getattr(import_module(module), attribute), where)
 
 
-def _tried(load: Callable[[], Any], where: str) -> Any:
+def _try_load(load: Callable[[], Any], where: str) -> Any:
     try:
         return load()
     except (Exception, SystemExit) as error:  # an import runs a stranger's code, which may raise anything
         raise ConfigError(f"{where}, which does not load: {why(error)}.") from error
 
 
-def _brought(group: str) -> list[str]:
+def _plugin_names(group: str) -> list[str]:
     """The names of ``group`` that are other packages' own."""
     return [plugin.name for plugin in claims(group, _ours(group)) if not plugin.problem]
 
@@ -234,7 +234,7 @@ def dataset_named(name: str, options: Mapping[str, Any] | None = None) -> Datase
 def _is_table(name: str) -> bool:
     tables = (".csv", ".csv.gz", ".tsv", ".parquet", ".xlsx", ".xls", ".toml")
     return name.lower().endswith(tables) or (
-        (os.sep in name or name not in {*BUILT_IN["datasets"], *_brought("datasets")}) and Path(name).exists()
+        (os.sep in name or name not in {*BUILT_IN["datasets"], *_plugin_names("datasets")}) and Path(name).exists()
     )
 
 
@@ -349,7 +349,7 @@ def strategy_options(config: RunConfig) -> dict[str, Any]:
     Raises ConfigError for one that does not load.
     """
     return {
-        name: _loaded(value, f"Configuration key 'strategy-options' gives {name.replace('_', '-')!r} the value {value!r}")
+        name: _load_object(value, f"Configuration key 'strategy-options' gives {name.replace('_', '-')!r} the value {value!r}")
         if name.endswith("_fn") and isinstance(value, str) else value
         for name, value in config.options.items()
     }  # fmt: skip
@@ -384,7 +384,7 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
     if name in BUILT_IN["accountants"]:
         return partial(epsilon_of, name)
 
-    def shown(*asked: Any) -> float:
+    def compute_epsilon(*asked: Any) -> float:
         dpsgd_event(*asked[:3])
         check_terms(asked[3], "pld", asked[4])
         try:
@@ -395,13 +395,13 @@ def accountant_named(name: str) -> Callable[[float, float, int, float, str], flo
             raise ConfigError(f"The accountant {name!r} gives {epsilon}, which is not an epsilon.")
         return epsilon
 
-    return shown
+    return compute_epsilon
 
 
 def is_program(name: str) -> bool:
     """Whether a task of this name is a program that another package brings; loads nothing."""
     return (
-        name not in BUILT_IN["tasks"] and ":" not in name and claimed("programs", name, _ours("programs")) is not None
+        name not in BUILT_IN["tasks"] and ":" not in name and claim_of("programs", name, _ours("programs")) is not None
     )
 
 

@@ -63,17 +63,17 @@ def read_model(
     model: type[M], path: str | Path, what: str, error: type[PolyclinicError] = ConfigError, *,
     missing: str = "", secret: bool = False,
 ) -> M:  # fmt: skip
-    """The model in a TOML file. Errors as those of ``read_toml`` and ``checked``.
+    """The model in a TOML file. Errors as those of ``read_toml`` and ``build_model``.
 
     Args:
         model: The class of the model.
         path, what, error, missing: As in ``read_toml``.
-        secret: As in ``checked``.
+        secret: As in ``build_model``.
     """
-    return checked(model, read_toml(path, what, error, missing), str(path), error, secret=secret)
+    return build_model(model, read_toml(path, what, error, missing), str(path), error, secret=secret)
 
 
-def checked(
+def build_model(
     model: type[M], values: Mapping[str, Any], source: str, error: type[PolyclinicError] = ConfigError, *,
     within: tuple[str, ...] = (), secret: bool = False,
 ) -> M:  # fmt: skip

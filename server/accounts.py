@@ -80,24 +80,24 @@ class Account:
         if self.before is None:
             self.before = to_text(tuple(block for block in from_text(charged) if block.run != self.run))
 
-    def spent(self, unanswered: bool = True) -> History:
+    def spent_history(self, unanswered: bool = True) -> History:
         """At least what the hospital was charged: what it says, and what it had been charged before and was asked since.
 
         unanswered: count also what may have been charged without an answer.
         """
         history = from_text(self.charged or "[]")
-        needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._asked(unanswered)
+        needed = Counter(dict(flat(from_text(self.before or "[]")))) + self._count_asked(unanswered)
         return self._with(history, needed - Counter(dict(flat(history))))
 
     def asked_alone(self) -> History:
         """What the requests of this run may have cost the hospital, whatever it says of its ledger."""
-        return self._with((), self._asked(unanswered=True))
+        return self._with((), self._count_asked(unanswered=True))
 
-    def answered(self) -> History:
+    def answered_history(self) -> History:
         """What the requests of this run that the hospital answered must have cost it."""
-        return self._with((), self._asked(unanswered=False))
+        return self._with((), self._count_asked(unanswered=False))
 
-    def _asked(self, unanswered: bool) -> Counter[str]:
+    def _count_asked(self, unanswered: bool) -> Counter[str]:
         return Counter(
             {entry: sum(unanswered or request not in self.unanswered for request in requests)
              for entry, requests in self.asked.items()}
@@ -120,7 +120,7 @@ def bound(account: Account | None, reported: float | None, terms: Terms) -> floa
     """
     if account is None:
         return reported
-    return max(reported or 0.0, epsilon_of(account.spent(), terms), epsilon_of(account.asked_alone(), terms))
+    return max(reported or 0.0, epsilon_of(account.spent_history(), terms), epsilon_of(account.asked_alone(), terms))
 
 
 def doubts(accounts: Mapping[str, Account], reported: Mapping[str, float], terms: Mapping[str, Terms]) -> list[str]:
@@ -138,11 +138,11 @@ def doubts(accounts: Mapping[str, Account], reported: Mapping[str, float], terms
             if account.asked:
                 sentences.append(
                     f"{site} said nothing of its ledger: its epsilon here is what the requests that it was sent may have cost "
-                    f"it, {epsilon_of(account.spent(), by):.4g}; its own ledger has the figure that counts."
+                    f"it, {epsilon_of(account.spent_history(), by):.4g}; its own ledger has the figure that counts."
                 )
             continue
-        least, most = epsilon_of(account.spent(unanswered=False), by), epsilon_of(account.spent(), by)
-        cost = f"what it answered in this run cost at least {epsilon_of(account.answered(), by):.4g}"
+        least, most = epsilon_of(account.spent_history(unanswered=False), by), epsilon_of(account.spent_history(), by)
+        cost = f"what it answered in this run cost at least {epsilon_of(account.answered_history(), by):.4g}"
         if word < least * (1 - ROUNDING):
             sentences.append(
                 f"{site} says that its epsilon is {word:.4g}, but {cost}, and with what it was charged before {least:.4g}; "
@@ -165,5 +165,5 @@ def doubts(accounts: Mapping[str, Account], reported: Mapping[str, float], terms
 
 def _highest(account: Account, terms: Terms) -> float:
     """The largest figure that an honest hospital could give: it may charge by a faster or another bound."""
-    spent = account.spent()
+    spent = account.spent_history()
     return max(epsilon_of(spent, terms, quick=True), epsilon_of(spent, replace(terms, accountant="rdp")))

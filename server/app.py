@@ -57,7 +57,7 @@ def coordinate(
         try:
             outcome = federate(grid, config, folder.name, places, resume=resume, progress=watcher)
         except BaseException:
-            watcher.stopped()
+            watcher.note_stop()
             raise
         watcher.tell(outcome.state)
         summary = summarise(outcome, folder.path, folder.sites)

@@ -64,7 +64,7 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     ordered = {name: np.asarray(value, order="C") for name, value in arrays.items()}
     write_file(path, lambda aside: save_file(ordered, aside, meta))
     if checkpoints > 1:
-        named = _numbered(path, state.round)
+        named = _round_file(path, state.round)
         named.parent.mkdir(exist_ok=True)
         named.unlink(missing_ok=True)
         named.hardlink_to(path)
@@ -77,7 +77,7 @@ def history_of(checkpoint: Path) -> Path:
     return Run(checkpoint.parent).history_file
 
 
-def _numbered(path: Path, round: int) -> Path:
+def _round_file(path: Path, round: int) -> Path:
     return Run(path.parent).kept_checkpoints / f"round-{round:06d}{path.suffix}"
 
 
@@ -110,8 +110,8 @@ def load_checkpoint(path: Path) -> tuple[RunState, History, Arrays]:
         standardiser=(scale["mean"], scale["std"]) if scale else None, rows=records["row"],
         strategy_metrics=records["strategy"], dropouts=records["dropout"], saved=plain["round"], **plain,
     )  # fmt: skip
-    for later in _numbered(path, 0).parent.glob("*"):
-        if later.name > _numbered(path, state.round).name:
+    for later in _round_file(path, 0).parent.glob("*"):
+        if later.name > _round_file(path, state.round).name:
             later.unlink()
     return state, history, under(arrays, "strategy/")
 

@@ -286,7 +286,7 @@ def _go_on(
                 ask_private(state, program_of(config), away, f"{METRICS} {number} {LOST}")
     if program_of(config).keeps_state:
         check_states(home, simulated, run, state)
-    return _returned(enrolled.sites, state, dict(enrolled.absent))
+    return _returning_sites(enrolled.sites, state, dict(enrolled.absent))
 
 
 def _begin(run: Run, schema: Schema, state: RunState, server_ledger: Path | None) -> Run:
@@ -400,7 +400,7 @@ def _learning_rate(program: Program, state: RunState, schema: Schema) -> float:
     return usual_rate(settings, steps, patients, cohort, longest)
 
 
-def _returned(sites: Sequence[Site], state: RunState, absent: Mapping[str, str]) -> list[Site]:
+def _returning_sites(sites: Sequence[Site], state: RunState, absent: Mapping[str, str]) -> list[Site]:
     """Of a run that goes on: its hospitals that enrolled again, at their places.
 
     A real hospital that was not in it before waits for the next round like any that comes late. So does one that was

@@ -39,11 +39,11 @@ def cautions(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str
         sentences.append(f"The run stopped after round {state.round} of {outcome.config.rounds}: {state.stopped}")
     if worse := _noise_warning(outcome):
         sentences.append(worse)
-    sentences += _miscalibrated(outcome, evaluation) + _unsure(evaluation)
+    sentences += _calibration_notes(outcome, evaluation) + _unsure(evaluation)
     if outcome.program.judged and outcome.program.objective(outcome.sites[0].schema).name == "squared":
-        sentences += _skewed(outcome.sites[0].schema.label)
+        sentences += _skew_notes(outcome.sites[0].schema.label)
     if outcome.program.stepwise and not (outcome.program.draws or state.stopped):
-        sentences += _unfinished(state.rows, private=outcome.privacy is not None)
+        sentences += _loss_notes(state.rows, private=outcome.privacy is not None)
     if outcome.privacy:
         sentences += doubts(state.accounts, state.epsilon, terms_of(outcome))
     return sentences
@@ -70,7 +70,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     elif outcome.privacy is None:
         sentences.append("This run had no differential privacy: it gives patients no formal guarantee.")
     else:
-        asked = outcome.config.asks_statistics and _asked(outcome.program)
+        asked = outcome.config.asks_statistics and _statistics_asked(outcome.program)
         updates = _updates(outcome.program)
         sentences.append(
             "Epsilon covers the training patients' records in everything that "
@@ -156,7 +156,7 @@ def _metrics_notes(outcome: Outcome, simulated: bool) -> list[str]:
     return sentences + reasons[:_MOST_UNCHANGED]
 
 
-def _unfinished(rows: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
+def _loss_notes(rows: Sequence[Mapping[str, Any]], private: bool) -> list[str]:
     """A sentence where the loss of held-out patients, of all hospitals where pooled, still fell in the last rounds, or had
     been lower before."""
     for site in OVERALL:
@@ -199,7 +199,7 @@ def best_before(losses: Sequence[float]) -> int | None:
     return best if best < len(losses) - span else None
 
 
-def _miscalibrated(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
+def _calibration_notes(outcome: Outcome, evaluation: Mapping[str, Any] | None) -> list[str]:
     """A sentence where predictions of all hospitals together are too high or too low on average, and what helps."""
     if not evaluation or evaluation["undefined"]:
         return []
@@ -244,7 +244,7 @@ def _unsure(evaluation: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _skewed(label: Column) -> list[str]:
+def _skew_notes(label: Column) -> list[str]:
     """A sentence on a label of numbers most of which lie near the lower bound, by its centre in the schema."""
     if label.centre is None or label.bounds is None:
         return []
@@ -305,7 +305,7 @@ def terms_of(outcome: Outcome) -> dict[str, Terms]:
     return {site.name: site.terms for site in outcome.sites}
 
 
-def _asked(program: Program) -> str:
+def _statistics_asked(program: Program) -> str:
     if program.counts_classes:
         return "the noised number of training patients of each class"
     return _STATISTICS[program.config.data.standardise == "measured"]

@@ -37,10 +37,10 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
     last = {row["site"]: row for row in state.newest_rows()}
     private = privacy is not None
     ledgers = _ledgers(outcome, home)
-    spent, charged = _spent(outcome, ledgers), _charged(outcome, ledgers)
+    spent, charged = _site_epsilons(outcome, ledgers), _charge_histories(outcome, ledgers)
     site, overlap = outcome.sites[0], _overlap(outcome)
     statement = _statement(outcome, ledgers, spent)
-    unchanged, flow = _unchanged(outcome, statement), dataset_of(config).flow if simulated else None
+    unchanged, flow = _unchanged_rounds(outcome, statement), dataset_of(config).flow if simulated else None
     objective = outcome.program.objective(site.schema) if outcome.program.judged else None
     by = judge_of(objective) if objective else CLASSES
     evaluation = _evaluation(outcome, by) if outcome.program.judged else None
@@ -62,7 +62,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "evaluation": evaluation,
         "private_metrics": _private_metrics(outcome),
         "privacy": {
-            "epsilon": _composed(outcome, charged, spent) if private and spent else None,
+            "epsilon": _run_epsilon(outcome, charged, spent) if private and spent else None,
             "private": private, "risk": _risk(outcome, charged),
             "delta": config.privacy.delta if private else None,
             "overlap": overlap, "composition": composition(overlap, site.schema.unit),
@@ -125,7 +125,7 @@ def _private_metrics(outcome: Outcome) -> dict[str, Any] | None:
     return {
         "epsilon": max((epsilon for epsilon, _ in spent), default=None),
         "delta": max((delta for _, delta in spent), default=None), "withheld": state.withheld,
-        "pooled": Noised.pooled(state.score_counts.values()).summary() if state.score_counts else None,
+        "pooled": Noised.pool(state.score_counts.values()).summary() if state.score_counts else None,
         "sites": {name: part.summary() | {"epsilon": state.held_out[name]} for name, part in state.score_counts.items()},
     }  # fmt: skip
 
@@ -149,7 +149,7 @@ def _ledgers(outcome: Outcome, home: Path) -> dict[str, Ledger]:
     return {site.name: ledgers[site.name] for site in outcome.sites if site.simulated and site.name in ledgers}
 
 
-def _spent(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, float]:
+def _site_epsilons(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, float]:
     """Each site's epsilon: by its ledger where that is at hand; else the larger of its word and what it must have spent."""
     if outcome.privacy is None:
         return {}
@@ -166,7 +166,7 @@ def _overlap(outcome: Outcome) -> int:
     return min(max(declared, outcome.config.privacy.overlap), len(outcome.sites))
 
 
-def _composed(outcome: Outcome, charged: dict[str, History], spent: dict[str, float]) -> float:
+def _run_epsilon(outcome: Outcome, charged: dict[str, History], spent: dict[str, float]) -> float:
     """The run's epsilon for a patient of as many hospitals as may be: the largest of one, or what the worst spent together."""
     largest, overlap = max(spent.values()), _overlap(outcome)
     if overlap == 1:
@@ -183,9 +183,9 @@ def _risk(outcome: Outcome, charged: dict[str, History]) -> dict[str, float] | N
     return risk_together([*charged.values()], _overlap(outcome), outcome.sites[0].relation).as_dict()
 
 
-def _charged(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]:
+def _charge_histories(outcome: Outcome, ledgers: dict[str, Ledger]) -> dict[str, History]:
     """What each site has spent: of a real hospital at least what it must have, and by the ledgers of simulated ones."""
-    accounts = {name: account.spent() for name, account in outcome.state.accounts.items()}
+    accounts = {name: account.spent_history() for name, account in outcome.state.accounts.items()}
     return accounts | (dict(zip(ledgers, past_all([*ledgers.values()]), strict=True)) if ledgers else {})
 
 
@@ -235,7 +235,7 @@ def _statement(outcome: Outcome, ledgers: dict[str, Ledger], spent: dict[str, fl
     }  # fmt: skip
 
 
-def _unchanged(outcome: Outcome, statement: dict[str, Any]) -> list[dict[str, Any]]:
+def _unchanged_rounds(outcome: Outcome, statement: dict[str, Any]) -> list[dict[str, Any]]:
     """The rounds that changed no model, why, and the hospitals (by their ledgers) that were charged all the same.
 
     ``central``: whether the server's ledger was, for what it tells of whole hospitals.

@@ -260,7 +260,7 @@ class Tracked(Progress):
             self._ask(lambda track: track.log(self._saved.round, {"privacy-epsilon": epsilon}, False))
         self._ask(lambda track: track.close("FINISHED"))
 
-    def stopped(self) -> None:
+    def note_stop(self) -> None:
         """The run was stopped, and may go on."""
         self._ask(lambda track: track.close("KILLED"))
 
@@ -287,7 +287,7 @@ class Tracked(Progress):
 def numbers(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """The finite numbers of one round's rows by ``METRIC/SITE``, and the round's ``seconds``."""
     values = {
-        f"{metric.replace('_', '-')}/{_named(row['site'])}": float(value)
+        f"{metric.replace('_', '-')}/{_tracker_name(row['site'])}": float(value)
         for row in rows for metric, value in row.items()
         if metric not in _NO_METRICS and isinstance(value, int | float) and math.isfinite(value)
     }  # fmt: skip
@@ -303,13 +303,13 @@ def _of_strategy(state: RunState, number: int) -> dict[str, float]:
         (entry for entry in reversed(state.strategy_metrics) if entry["round"] == number), {}
     )
     return {
-        f"strategy-{phase}/{_named(name)}": float(value)
+        f"strategy-{phase}/{_tracker_name(name)}": float(value)
         for phase in ("train", "evaluate", "server") for name, value in metrics.get(phase, {}).items()
         if name not in REPLIED and isinstance(value, int | float) and math.isfinite(value)
     }  # fmt: skip
 
 
-def _named(site: str) -> str:
+def _tracker_name(site: str) -> str:
     """A name in the letters that all trackers take; where that changes it, with what tells it from others."""
     clean = re.sub(r"[^A-Za-z0-9_. -]", "_", site)
     return site if clean == site else f"{clean}-{crc32(site.encode()):08x}"

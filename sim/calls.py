@@ -81,7 +81,7 @@ class AppValue:
         return self.app
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _value, (_pickled(self),)
+        return _value, (_pickle_app(self),)
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def call_app(app: App, stack: Stack) -> list[Answer]:
             replies = together([message for message, _ in stack], [context for _, context in stack])
             return [(reply, context.state) for reply, (_, context) in zip(replies, stack, strict=True)]
         except Exception as error:
-            return [_failed(message, context, error) for message, context in stack]
+            return [_error_answer(message, context, error) for message, context in stack]
     answers = []
     for message, context in stack:
         own = replace(
@@ -138,10 +138,10 @@ def call_app(app: App, stack: Stack) -> list[Answer]:
             state=deepcopy(context.state),
         )
         try:
-            reply = loaded(_copied(message), own)
-            answers.append((_copied(reply), own.state))
+            reply = loaded(_copy_message(message), own)
+            answers.append((_copy_message(reply), own.state))
         except Exception as error:
-            answers.append(_failed(message, context, error))
+            answers.append(_error_answer(message, context, error))
     return answers
 
 
@@ -155,7 +155,7 @@ def call_in_worker(app: App, stack: Stack) -> list[Answer]:
     return answers
 
 
-def lost(stack: Stack) -> list[Answer]:
+def crash_answers(stack: Stack) -> list[Answer]:
     """Errors for the nodes of a call whose worker died twice."""
     reason = (
         "the worker died twice before this site's reply; a script that uses workers must start its work under "
@@ -167,7 +167,7 @@ def lost(stack: Stack) -> list[Answer]:
     ]
 
 
-def _copied(message: Message) -> Message:
+def _copy_message(message: Message) -> Message:
     """The message with content of its own."""
     duplicate = copy(message)
     if message.has_content():
@@ -180,13 +180,13 @@ def _freeze_once() -> None:
     gc.freeze()
 
 
-def _failed(message: Message, context: Context, error: Exception) -> Answer:
+def _error_answer(message: Message, context: Context, error: Exception) -> Answer:
     reason = f"{type(error).__name__}: {error}"
     return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message), context.state
 
 
 @lru_cache(maxsize=4)
-def _pickled(value: AppValue) -> bytes:
+def _pickle_app(value: AppValue) -> bytes:
     return bytes(cloudpickle.dumps(value.app))
 
 

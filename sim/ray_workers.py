@@ -17,7 +17,7 @@ from flwr.app import Context, Message, RecordDict
 from ray.exceptions import RayError
 
 from polyclinic.errors import ConfigError
-from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, crash_answers
 from polyclinic.sim.threads import set_threads
 
 
@@ -54,16 +54,16 @@ class RayWorkers:
         self._actors: list[Any] = [actor.remote(threads) for _ in range(count)]
 
     def call(self, app: App, stacks: Sequence[Stack]) -> list[list[Answer]]:
-        shared = _shared(stacks)
+        shared = _shared_records(stacks)
         store = ray.put(shared)
-        sent = [[_parted(message, context, shared) for message, context in stack] for stack in stacks]
+        sent = [[_part_message(message, context, shared) for message, context in stack] for stack in stacks]
         asked = {index: self._actors[index].call.remote(app, part, store) for index, part in enumerate(sent) if part}
         answers: dict[int, list[Answer]] = {}
         for index, stack in enumerate(stacks):
             try:
                 answers[index] = ray.get(asked[index]) if index in asked else []
             except RayError:
-                answers[index] = lost(stack)
+                answers[index] = crash_answers(stack)
         return list(answers.values())
 
     def close(self, now: bool = False) -> None:
@@ -99,7 +99,7 @@ class _Actor:
 _Parted = tuple[Message, list[tuple[str, int, Any]], Context]
 
 
-def _shared(stacks: Sequence[Stack]) -> dict[int, Any]:
+def _shared_records(stacks: Sequence[Stack]) -> dict[int, Any]:
     """The records that several messages carry, by identity."""
     seen: dict[int, Any] = {}
     several: dict[int, Any] = {}
@@ -110,7 +110,7 @@ def _shared(stacks: Sequence[Stack]) -> dict[int, Any]:
     return several
 
 
-def _parted(message: Message, context: Context, shared: dict[int, Any]) -> _Parted:
+def _part_message(message: Message, context: Context, shared: dict[int, Any]) -> _Parted:
     names = [(name, id(record), None if id(record) in shared else record) for name, record in message.content.items()]
     bare = copy(message)
     bare.content = RecordDict()

@@ -181,7 +181,7 @@ class FlowerApp:
         nodes = _older_nodes(read) or DEFAULT_SIMULATION_CONFIG.num_supernodes or 1
         return cls(folder, parts["serverapp"], parts["clientapp"], config, nodes)
 
-    def configured(self, overrides: Sequence[str]) -> UserConfig:
+    def with_overrides(self, overrides: Sequence[str]) -> UserConfig:
         """The configuration with overrides, as ``flwr run --run-config`` takes them: ``'key=1 other="text"'``, or one TOML file.
 
         Raises ConfigError for a text that Flower cannot read, and for a key that the app does not have.

@@ -13,7 +13,7 @@ import numpy as np
 from flwr.app import ConfigRecord, Error, Message, MessageType, MetricRecord
 from flwr.serverapp import Grid
 
-from polyclinic.wire.arrays import filled, records_of, size_of
+from polyclinic.wire.arrays import fill_record, records_of, size_of
 from polyclinic.wire.passing import PassingGrid
 
 UNREACHABLE = 503
@@ -99,7 +99,7 @@ class UnreliableGrid(PassingGrid):
                 message, f"missed the deadline of {self._conditions.deadline:g} simulated seconds with {taken:.3g}"
             )
         for _, record in records_of(reply.content, MetricRecord)[:1]:
-            filled(record, {SECONDS: taken})
+            fill_record(record, {SECONDS: taken})
         return reply
 
 

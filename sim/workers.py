@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, lost
+from polyclinic.sim.calls import Answer, App, Stack, call_in_worker, crash_answers
 from polyclinic.sim.forkserver import begin
 from polyclinic.sim.threads import set_threads
 
@@ -69,7 +69,7 @@ class ProcessWorkers:
                     answers[index] = future.result()
                 except BrokenProcessPool:
                     self._pools.pop(index, None)
-        return [answers[index] if index in answers else lost(stack) for index, stack in enumerate(stacks)]
+        return [answers[index] if index in answers else crash_answers(stack) for index, stack in enumerate(stacks)]
 
     def begin(self) -> None:
         """Start all of them, and return at once; without it each starts with its first call."""

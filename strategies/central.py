@@ -86,8 +86,8 @@ class CentralDP(Wrapping):
         self._join(server_round, [name for name, _ in answers])
         self._charge(server_round, sent, answers)
         clip_norm, plan = self.clip_norm, self.plan
-        total = self._clipped(sent, answers, server_round)
-        model = _moved(sent, self._noised(total, server_round) / plan.expected_weight)
+        total = self._clip_and_sum(sent, answers, server_round)
+        model = _move_model(sent, self._add_noise(total, server_round) / plan.expected_weight)
         arrays, _ = self.base.aggregate_train(server_round, [self._reply(model)])
         if arrays is not None:
             # A mean makes floats of whole numbers.
@@ -132,7 +132,7 @@ class CentralDP(Wrapping):
         again = any(charge["round"] == server_round for charge in charges)
         return again or not any(server_round - round < self.plan.covers for round in paid)
 
-    def _noised(self, total: ClippedSum, server_round: int) -> Floats:
+    def _add_noise(self, total: ClippedSum, server_round: int) -> Floats:
         plan, stream = self.plan, self._stream("central-noise", server_round)
         if plan.process is None:
             draws = stream.normal(len(total.total))
@@ -141,7 +141,7 @@ class CentralDP(Wrapping):
             draws = noise[0]
         return privatise(total, plan.noise_scale, draws).numpy()
 
-    def _clipped(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
+    def _clip_and_sum(self, sent: Arrays, replies: Replies, server_round: int) -> ClippedSum:
         """The sum of weighted, clipped updates; moves the clip norm on where it is adaptive."""
         clip_norm, plan = self.clip_norm, self.plan
         total: Floats = np.zeros(sum(sent[name].size for name in _floats(sent)))
@@ -207,7 +207,7 @@ def _update(reply: Message, sent: Arrays) -> Floats:
     return update if np.isfinite(update).all() else np.zeros_like(update)
 
 
-def _moved(sent: Arrays, step: Floats) -> Arrays:
+def _move_model(sent: Arrays, step: Floats) -> Arrays:
     """The model that was sent, moved by a (P,) step, in its own types."""
     model, begin = dict(sent), 0
     for name in _floats(sent):

@@ -75,7 +75,7 @@ class FedNova(MovedMean):
             draws = [float(keyed_stream(0, "fednova", number, sites.round).uniform(1)[0]) for number in sites.numbers]
             return [self.fewest_steps + int(draw * (most - self.fewest_steps + 1)) for draw in draws]
 
-    def _weighed(self, answers: list[Message]) -> list[Message]:
+    def _weigh(self, answers: list[Message]) -> list[Message]:
         # One that says to have taken no whole step would outweigh all others.
         return [reply for reply in answers if _steps_of(reply) >= 1]
 

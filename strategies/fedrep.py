@@ -61,14 +61,14 @@ class FedRep(FedAvg):
             head, models = sites.stays(), sites.model
             body_steps, head_steps = (local_pass.gradients for local_pass in self.passes(sites.settings))
             for _ in range(head_steps):
-                models = _moved(sites, models, "head", head)
+                models = _step_moving(sites, models, "head", head)
             for _ in range(body_steps):
-                models = _moved(sites, models, "", ~head)
+                models = _step_moving(sites, models, "", ~head)
             return Trained(models)
 
         def _head_steps(self, settings: TrainSettings) -> int:
             return self.head_steps or settings.local_steps // 2
 
 
-def _moved(sites: Sites, models: Tensor, name: str, moving: Tensor) -> Tensor:
+def _step_moving(sites: Sites, models: Tensor, name: str, moving: Tensor) -> Tensor:
     return torch.where(moving, sites.step(models, sites.gradient(models, name), name), models)

@@ -56,7 +56,7 @@ def merge_by(strategy: Strategy) -> str | None:
     return str(getattr(strategy, "weighted_by_key", "num-examples")) if associative else None
 
 
-def _accepted(kind: type[Strategy]) -> tuple[list[str], bool]:
+def _accepted_arguments(kind: type[Strategy]) -> tuple[list[str], bool]:
     """The keyword arguments that a class takes, those included that it hands on to its parents; whether any other goes, too."""
     names: list[str] = []
     for part in kind.__mro__:
@@ -76,7 +76,7 @@ def counts_hospitals(kind: type[Strategy]) -> bool:
         >>> counts_hospitals(Scaffold), counts_hospitals(flower.FedAvg)
         (True, False)
     """
-    return "hospitals" in _accepted(kind)[0]
+    return "hospitals" in _accepted_arguments(kind)[0]
 
 
 def local_half_of(kind: type[Strategy], options: Mapping[str, Any]) -> LocalHalf:
@@ -143,7 +143,7 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], run_values: Map
             f"The strategy {kind.__name__} has a start of its own, which the round loop would not call; put what it does into "
             "configure_train and aggregate_train, or run it in a Flower app of its own by `polyclinic simulate`."
         )
-    accepted, open_ended = _accepted(kind)
+    accepted, open_ended = _accepted_arguments(kind)
     if ours := sorted(set(options) & {*_EVERY_NODE, "hospitals"}):
         name = ours[0].replace("_", "-")
         raise ConfigError(

@@ -105,9 +105,9 @@ class Scaffold(MovedMean):
             message.content[BESIDE + _CONTROL] = beside
         return messages
 
-    def _weighed(self, answers: list[Message]) -> list[Message]:
+    def _weigh(self, answers: list[Message]) -> list[Message]:
         self._changes = [reply.content.pop(BESIDE + _CONTROL, None) for reply in answers]
-        return super()._weighed(answers)
+        return super()._weigh(answers)
 
     def _move(self, sent: ArrayRecord, mean: ArrayRecord, answers: Sequence[Message]) -> None:
         """By the server's learning rate of the way; the control variate moves by the hospitals' changes over all of them."""

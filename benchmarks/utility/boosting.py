@@ -149,7 +149,7 @@ def _carry_out(dataset: str, method: str, epsilon: float | None, split: int) -> 
     if method in OURS:
         return float(run_ours(_config(dataset, epsilon, split, OURS[method]))["auroc"])
     shards = [*SimulatedRecords.of(_config(dataset, epsilon, split, {})).shards().values()]
-    train, test = (Rows.joined([getattr(shard, side) for shard in shards]) for side in ("train", "test"))
+    train, test = (Rows.join([getattr(shard, side) for shard in shards]) for side in ("train", "test"))
     fit = {"interpret": _interpret, "xgboost": _xgboost, "histogram": _histogram}[method]
     scores = fit(shards[0].schema, train, test, epsilon, DATASETS[dataset], split)
     return float(auroc(test.y == 1, scores) or 0.0)

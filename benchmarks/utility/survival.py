@@ -115,7 +115,7 @@ def carry_out(cohort: str, method: str, epsilon: float | None, split: int) -> di
     patients the root mean square of predictions less the truth."""
     keys = _config(cohort, method, epsilon, split)
     shards = [*SimulatedRecords.of(RunConfig.build(keys)).shards().values()]
-    test, ends = Rows.joined([shard.test for shard in shards]), _ends(cohort)
+    test, ends = Rows.join([shard.test for shard in shards]), _ends(cohort)
     if method in OURS:
         with tempfile.TemporaryDirectory() as folder:
             dataset = keys.pop("dataset")
@@ -124,7 +124,7 @@ def carry_out(cohort: str, method: str, epsilon: float | None, split: int) -> di
         survival = table[[name for name in table if str(name).startswith("score_")]].to_numpy(float)
         assert np.allclose(table[[name for name in table if str(name).startswith("label_")]], test.y, atol=1e-3)
     else:
-        train = Rows.joined([shard.train for shard in shards])
+        train = Rows.join([shard.train for shard in shards])
         filled = np.nanmean(train.x, axis=0)
         x, asked = (np.where(np.isnan(rows.x), filled, rows.x) for rows in (train, test))
         survival = PEERS[method](x, train.y[:, 0], train.y[:, 1] > 0, asked, ends, split)

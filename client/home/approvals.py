@@ -30,7 +30,7 @@ from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicE
 from polyclinic.files import SECRET, reason, write_file
 from polyclinic.plugins import brought_by
 from polyclinic.releases.kinds import read_question
-from polyclinic.toml import checked
+from polyclinic.toml import build_model
 from polyclinic.wire.messages import Request
 from polyclinic.wire.submissions import ELSEWHERE
 
@@ -139,7 +139,7 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
 
 def pausing(hospital: Hospital) -> dict[str, Any]:
     """As ``standing``, of a pause alone."""
-    pause = paused(hospital.home)
+    pause = current_pause(hospital.home)
     return {"refusal": f"the hospital has paused{_because(pause['why'])}", "waits": True} if pause else {}
 
 
@@ -195,7 +195,7 @@ def stop(home: Path, run: str, why: str = "") -> Approval:
         ConfigError: As ``decide``.
     """
     if not (home / FOLDER / f"{run}.json").is_file():
-        checked(Request, {"run": run, "site": 0}, "The run to be stopped")
+        build_model(Request, {"run": run, "site": 0}, "The run to be stopped")
         _write(
             home / FOLDER / f"{run}.json", Approval(run, "", "pending", {}, "", _now().isoformat(timespec="seconds"))
         )
@@ -221,7 +221,7 @@ def resume(home: Path) -> None:
     (home / PAUSED).unlink(missing_ok=True)
 
 
-def paused(home: Path) -> dict[str, str] | None:
+def current_pause(home: Path) -> dict[str, str] | None:
     """Since when, by whom and why the hospital has paused, or None. A file that cannot be read is a pause without a reason."""
     try:
         content = json.loads((home / PAUSED).read_text(encoding="utf-8"))

@@ -88,7 +88,7 @@ class OwnRecords:
         """The checked records, their schema, the hospital's name, and where the records lie."""
         described = HospitalFile.model_validate_json(self.described)
         schema = _real_schema(self.folder / described.schema_, self.indicators)
-        chunks = _logged(own_records(described, self.folder, schema), described.site)
+        chunks = _log_cohort(own_records(described, self.folder, schema), described.site)
         return check_chunks(chunks, schema, described.data), schema, described.site, described.data
 
 
@@ -302,7 +302,7 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
         return _real_hospital(Path(str(context.node_config["hospital"])), indicators, config.split.rule)
     if "partition-id" not in context.node_config:
         raise ConfigError("node-config has neither 'hospital' (a hospital.toml) nor 'partition-id' (a simulation).")
-    hospital = _simulated(config, SimulatedDataset.of(config), request.site, request.home)
+    hospital = _simulated_hospital(config, SimulatedDataset.of(config), request.site, request.home)
     if not isinstance(request, AskRequest):
         return hospital
     changes = {"allowed_tasks": ("query", "survey"), "budget": request.budget, "relation": request.relation,
@@ -313,7 +313,7 @@ def open_hospital(context: Context, request: Request, config: RunConfig) -> Hosp
 
 # A simulation opens each of its hospitals for every message.
 @lru_cache(maxsize=4096)
-def _simulated(config: RunConfig, dataset: SimulatedDataset, place: int, home: str) -> Hospital:
+def _simulated_hospital(config: RunConfig, dataset: SimulatedDataset, place: int, home: str) -> Hospital:
     names, schema, policy, records = _simulation(config, dataset)
     if place >= len(names):
         raise ConfigError(f"Message field 'site' is {place}; this run has sites 0 to {len(names) - 1}.")
@@ -327,7 +327,7 @@ def _simulated(config: RunConfig, dataset: SimulatedDataset, place: int, home: s
 
 def forget_hospitals() -> None:
     """Open a simulation's hospitals anew when they are next asked: their dataset's name may stand for another by then."""
-    _simulated.cache_clear()
+    _simulated_hospital.cache_clear()
     _simulation.cache_clear()
 
 
@@ -376,18 +376,18 @@ def simulation_policy(config: RunConfig) -> Policy:
 
 def own_policy(context: Context) -> tuple[str, Policy]:
     """A real hospital's name and policy. Raises PolyclinicError, without a path, where its file cannot be used."""
-    described, policy = _described(Path(str(context.node_config["hospital"])))
+    described, policy = _read_settings(Path(str(context.node_config["hospital"])))
     return described.site, policy
 
 
-def _described(path: Path) -> tuple[HospitalFile, Policy]:
+def _read_settings(path: Path) -> tuple[HospitalFile, Policy]:
     with own_file("settings file"):
         described = HospitalFile.read(path)
         return described, Policy.build(described.policy, str(path))
 
 
 def _real_hospital(path: Path, indicators: bool = False, split: Split = OWN_SPLIT) -> Hospital:
-    described, policy = _described(path)
+    described, policy = _read_settings(path)
     folder = path.resolve().parent
     with own_file("schema"):
         schema = _real_schema(folder / described.schema_, indicators)
@@ -425,7 +425,7 @@ def _real_schema(path: Path, indicators: bool) -> Schema:
     return with_indicators(schema) if indicators else schema
 
 
-def _logged(chunks: Iterable[Chunk], site: str) -> Iterator[Chunk]:
+def _log_cohort(chunks: Iterable[Chunk], site: str) -> Iterator[Chunk]:
     """The chunks; how their cohort was chosen goes to the hospital's own log, and nowhere else."""
     for chunk in chunks:
         for stage in chunk.flow.stages if chunk.flow else ():

@@ -38,7 +38,7 @@ _LONGEST = 300
 _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 
 
-def recorded(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
+def record_and_answer(answer: Callable[[Message, Context], Message], message: Message, context: Context) -> Message:
     """The answer of a real hospital, with a line before it is worked on and one before it leaves.
 
     Where a line cannot be written nothing is answered; what was charged stays charged. Nothing is answered either while
@@ -55,11 +55,11 @@ def recorded(answer: Callable[[Message, Context], Message], message: Message, co
         return answer(message, context)  # the answer says what is wrong with the hospital's file
     begun = time.monotonic()
     try:
-        why = append(home, {"event": "asked", **_asked(message), "bytes": sum(map(len, bytes_of(message)))})
+        why = append(home, {"event": "asked", **_message_entry(message), "bytes": sum(map(len, bytes_of(message)))})
         reply = Message(Error(FAILED, why), reply_to=message) if why else answer(message, context)
         entry = {
             **_outcome(reply),
-            **_asked(message),
+            **_message_entry(message),
             "bytes": sum(map(len, bytes_of(reply))),
             **_digest(reply),
             "seconds": round(time.monotonic() - begun, 3),
@@ -124,7 +124,7 @@ def _home(context: Context) -> Path:
     return path.resolve().parent / HospitalFile.read(path).home
 
 
-def _asked(message: Message) -> dict[str, Any]:
+def _message_entry(message: Message) -> dict[str, Any]:
     """What the message says of itself, unchecked: it may be anyone's."""
     fields: Any = message.content.get(RECORD, {}) if message.has_content() else {}
     entry: dict[str, Any] = {"kind": message.metadata.message_type[:_LONGEST], "message": message.metadata.message_id}

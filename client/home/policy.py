@@ -14,7 +14,7 @@ from polyclinic.plugins import BUILT_IN as NAMES
 from polyclinic.plugins import MODS
 from polyclinic.privacy.streams import LEAST_DELTA
 from polyclinic.strategies import BUILT_IN
-from polyclinic.toml import checked, read_model
+from polyclinic.toml import build_model, read_model
 from polyclinic.wire.messages import SiteName
 
 
@@ -112,7 +112,7 @@ class Policy(BaseModel):
     @classmethod
     def build(cls, values: dict[str, object], source: str) -> Policy:
         """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        policy = checked(cls, values, source, within=("policy",))
+        policy = build_model(cls, values, source, within=("policy",))
         if policy.require_approval and not policy.allowed_runs:
             raise ConfigError(
                 f"{source}: require-approval needs allowed-runs: code of a bundle could pass an approval by."

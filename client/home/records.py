@@ -9,7 +9,7 @@ from polyclinic.client.home.policy import HospitalFile
 from polyclinic.ehr.cohorts import Cohort, Flow
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources import Chunk, of_cohort
-from polyclinic.ehr.sources.columns import ColumnMapping, mapped, own_schema
+from polyclinic.ehr.sources.columns import ColumnMapping, map_columns, own_schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import open_source
 
@@ -47,10 +47,10 @@ def own_records(described: HospitalFile, folder: Path, schema: Schema) -> Iterat
     mapping = ColumnMapping.read(folder / described.mapping, schema) if described.mapping else ColumnMapping()
     cohort = Cohort.read(folder / described.cohort) if described.cohort else None
     own = own_schema(mapping, schema)
-    chunks = open_source(described.data, folder, described.source, cohort.widened(own) if cohort else own)
+    chunks = open_source(described.data, folder, described.source, cohort.widen(own) if cohort else own)
     if cohort:
         chunks = of_cohort(chunks, cohort, own.patient_id.name if own.patient_id else None, described.data)
-    return mapped(chunks, mapping, schema)
+    return map_columns(chunks, mapping, schema)
 
 
 def own_flow(path: Path) -> Flow:

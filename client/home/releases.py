@@ -58,7 +58,7 @@ def read_release(reply: Reply, identity: str) -> RecordDict | None:
         return None
 
 
-def released(reply: Reply) -> bool:
+def is_released(reply: Reply) -> bool:
     """Whether a reply left, to whatever question, so long as it is not forgotten."""
     return reply.path.exists()
 

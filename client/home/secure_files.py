@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from polyclinic.client.calls import Call
-from polyclinic.client.home.releases import Reply, read_release, released, write_release
+from polyclinic.client.home.releases import Reply, is_released, read_release, write_release
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
 from polyclinic.types import Arrays
@@ -51,7 +51,7 @@ def once(call: Call[A], purpose: str, identity: str, answer: Callable[[Call[A]],
     content = read_release(place, identity)
     if content is not None:
         return content
-    if released(place):
+    if is_released(place):
         raise refusal(call, f"it has answered {purpose} of this round to another question")
     reply = RecordDict({SECURE: to_record(answer(call)), RECORD: ConfigRecord({"site": call.hospital.site})})
     write_release(place, identity, reply, call.config.checkpoints.rounds_kept, durable=not call.hospital.simulated)
@@ -106,11 +106,11 @@ def make_room(call: Call[A]) -> None:
         if named := _LEFT.fullmatch(path.name):
             rounds.setdefault((named["run"] or named["other"], named["round"]), []).append(path)
     for key, paths in list(rounds.items()):
-        if max(map(_written, paths)) < time.time() - _FORGOTTEN_SECONDS:
+        if max(map(_write_time, paths)) < time.time() - _FORGOTTEN_SECONDS:
             for path in paths:
                 path.unlink(missing_ok=True)
             del rounds[key]
-    pending = sum(not released(Reply(home, run, "train", int(number))) for run, number in rounds)
+    pending = sum(not is_released(Reply(home, run, "train", int(number))) for run, number in rounds)
     if pending >= _MOST_PENDING:
         raise refusal(
             call,
@@ -119,7 +119,7 @@ def make_room(call: Call[A]) -> None:
         )
 
 
-def _written(path: Path) -> float:
+def _write_time(path: Path) -> float:
     """When the file was written; now, where another process has just renamed it."""
     try:
         return path.stat().st_mtime

@@ -80,7 +80,7 @@ QUICK_FAULTS = ("moments, half of the noise",)
 def run(asked: Asked, say: Say) -> Findings:
     """The experiment into ``asked.out``; ``quick``: two seeds of three trainers and of one fault."""
     parts, seeds = Parts(asked.out, say), asked.seeds or (2 if asked.quick else SEEDS)
-    trainers = asked.chosen({name: TRAINERS[name] for name in QUICK} if asked.quick else TRAINERS)
+    trainers = asked.select({name: TRAINERS[name] for name in QUICK} if asked.quick else TRAINERS)
     faults = {} if asked.methods else {name: FAULTS[name] for name in (QUICK_FAULTS if asked.quick else FAULTS)}
     sound = {name: _audits(parts, name, None, options, seeds) for name, options in trainers.items()}
     wrong = {name: _audits(parts, name, *fault, seeds) for name, fault in faults.items()}

@@ -17,7 +17,7 @@ from polyclinic.experiments import Say
 from polyclinic.federation import Federation
 from polyclinic.files import write_file
 from polyclinic.inspection.result import RunResult
-from polyclinic.runs.simulation import check_simulation, settled, simulated_patients
+from polyclinic.runs.simulation import check_simulation, settle, simulated_patients
 from polyclinic.server.federate import Outcome, Places, federate
 from polyclinic.server.progress import Progress
 from polyclinic.server.state import RunState
@@ -61,7 +61,7 @@ class Parts:
         the part's name.
         """
         place = self.folder / "runs" / plain_name(name)
-        config = settled(RunConfig.build({**options, "out": str(place)}))  # as its folder has it
+        config = settle(RunConfig.build({**options, "out": str(place)}))  # as its folder has it
         wanted = _deciding(config)
         for folder in sorted(place.glob("*/")):
             try:
@@ -86,7 +86,7 @@ def outcome_of(options: Mapping[str, Any]) -> Outcome:
     """What a run of these configuration keys leaves: ``Federation.run`` without its folder and its report, whose intervals
     take as long as the training. Raises PolyclinicError as ``Federation.run`` does."""
     logging.getLogger("flwr").setLevel(logging.WARNING)
-    config = settled(RunConfig.build(options))
+    config = settle(RunConfig.build(options))
     check_simulation(config)
     patients = simulated_patients(config)
     app = AppReference("polyclinic.client_app")

@@ -28,7 +28,7 @@ def test_every_trainer_that_comes_with_polyclinic_is_audited() -> None:
 
 def test_alarms_are_counted_and_few_seeds_give_no_verdict() -> None:
     sound, wrong = {"moments": _found(0, 20), "latent": _found(1, 20)}, {"without noise": _found(20, 20)}
-    assert [one.judged().met for one in audits._targets(sound, wrong)] == [True, False, True]
-    assert [one.judged().met for one in audits._targets({"moments": _found(0, 19)}, {})] == [None]
+    assert [one.judge().met for one in audits._targets(sound, wrong)] == [True, False, True]
+    assert [one.judge().met for one in audits._targets({"moments": _found(0, 19)}, {})] == [None]
     row = next(line for line in audits._table(sound).splitlines() if line.startswith("| moments"))
     assert row == "| moments | 0 of 20 | 0.14 | 0.95 | 1.90 | - |"  # 1 - .05 ** (1 / 20)

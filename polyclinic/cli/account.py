@@ -68,7 +68,7 @@ def account(
             cast("Accountant", accountant),
             neighbours,
         )
-    by = partial(shown_epsilon, accountant) if accountant in SHOWN else _brought(accountant)
+    by = partial(shown_epsilon, accountant) if accountant in SHOWN else _load_accountant(accountant)
     epsilon = by(sample_rate, noise_multiplier, steps, delta, neighbours)
     unproved = accountant in APPROXIMATE or accountant not in SHOWN
     if accountant == "prv" and math.isinf(epsilon):
@@ -98,7 +98,7 @@ def account(
     )  # fmt: skip
 
 
-def _brought(accountant: str) -> Callable[[float, float, int, float, str], float]:
+def _load_accountant(accountant: str) -> Callable[[float, float, int, float, str], float]:
     with loading():
         from polyclinic.plugins import accountant_named  # loads torch
 

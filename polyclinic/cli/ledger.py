@@ -48,7 +48,7 @@ def show(
     value = statement_of(shown)
     answer(
         as_json, value | {"held_out": statement_of(held_out) if held_out else None},
-        *_shown(shown, held_out, value, with_deltas=len(shown) == 1 or bool(delta)),
+        *_describe_ledgers(shown, held_out, value, with_deltas=len(shown) == 1 or bool(delta)),
     )  # fmt: skip
 
 
@@ -66,9 +66,9 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
     lines = []
     for statement in [*statements, *held_out]:
         whose = ", held-out patients" if statement in held_out else ""
-        what = f"{whose}: {_counted(len(statement['events']), 'charge')}, {_spent(statement)}; "
+        what = f"{whose}: {_count_text(len(statement['events']), 'charge')}, {_cost_text(statement)}; "
         findings = statement["findings"]
-        word = (_counted(len(findings), "finding"), "bold red") if findings else "intact"
+        word = (_count_text(len(findings), "finding"), "bold red") if findings else "intact"
         lines.append(Text.assemble((statement["site"], "bold"), what, word))
         lines += [Text(str(Finding(**finding)), "red") for finding in findings]
     answer(as_json, statement_of(statements) | {"held_out": statement_of(held_out) if held_out else None}, *lines)
@@ -102,7 +102,7 @@ def export(
             "events": charges,
             "intact": intact,
         },
-        f"{out}: {charges} charges of {_counted(len(statements), 'hospital')}; {record}",
+        f"{out}: {charges} charges of {_count_text(len(statements), 'hospital')}; {record}",
     )
 
 
@@ -128,15 +128,15 @@ def _held_out(path: Path) -> Path | None:
     return beside if beside != path and beside.is_file() else None
 
 
-def _shown(
+def _describe_ledgers(
     statements: list[dict[str, Any]], held_out: list[dict[str, Any]], together: dict[str, Any], with_deltas: bool
 ) -> Iterator[str | Text | Table]:
     for statement in held_out:
         whole = intact_or_altered(statement["intact"])
-        yield f"{statement['site']}, held-out patients: {_spent(statement)}; {whole}"
+        yield f"{statement['site']}, held-out patients: {_cost_text(statement)}; {whole}"
     for statement in statements:
         record = "the record is intact" if statement["intact"] else ("the record has been altered", "bold red")
-        yield Text.assemble((statement["site"], "bold"), f": {_spent(statement)}; ", record)
+        yield Text.assemble((statement["site"], "bold"), f": {_cost_text(statement)}; ", record)
         if len(statements) == 1:
             yield risk_sentence(statement["risk"], statement["unit"], statement["relation"])
         if with_deltas:
@@ -168,11 +168,11 @@ def _details(statement: dict[str, Any]) -> Iterator[str | Table]:
     yield table(by_event, ([str(event[name]) for name in by_event] for event in statement["events"]), words=by_event)
 
 
-def _counted(number: int, what: str) -> str:
+def _count_text(number: int, what: str) -> str:
     return f"{number} {what if number == 1 else f'{what}s'}"
 
 
-def _spent(statement: dict[str, Any]) -> str:
+def _cost_text(statement: dict[str, Any]) -> str:
     budget = "unlimited" if statement["budget"] is None else f"{statement['budget']:g}"
     risk = statement["risk"] and share(statement["risk"]["tpr_at_1_percent_fpr"])
     attack = f", attack true-positive rate at 1 % false-positive rate: {risk}" if risk else ""

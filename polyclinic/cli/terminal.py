@@ -82,7 +82,7 @@ def say(*shown: str | Text | Table, errors: bool = False) -> None:
         console(errors).print(part, soft_wrap=not isinstance(part, Table))
 
 
-def styled(style: str, *sentences: str) -> list[Text]:
+def style_lines(style: str, *sentences: str) -> list[Text]:
     """The sentences, "dim" where they need not be read at once, "yellow" where they should not be overlooked."""
     from rich.text import Text
 

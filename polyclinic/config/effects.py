@@ -122,7 +122,7 @@ AT_COORDINATORS = Effect(("question",), "`polyclinic prepare --coordinator` or `
 
 def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> None:
     """Raises ConfigError for the first key that was given, is not merely noted, and can have no effect."""
-    given = _given(config)
+    given = _unusual_keys(config)
     for effect in effects:
         if not effect.noted and (idle := effect.without(config, given)):
             raise ConfigError(
@@ -133,11 +133,11 @@ def check_effects(config: RunConfig, effects: Sequence[Effect] = EFFECTS) -> Non
 
 def put_aside(config: RunConfig) -> list[str]:
     """The keys that were given and have no effect because ``privacy.dp`` is false."""
-    given = _given(config)
+    given = _unusual_keys(config)
     return [key for effect in EFFECTS if effect.noted for key in effect.without(config, given)]
 
 
-def _given(config: RunConfig) -> list[str]:
+def _unusual_keys(config: RunConfig) -> list[str]:
     """Keys that are neither at their default nor at what is usual for the task and the strategy."""
     defaults = RunConfig().flat()
     return [key for key, value in config.given().items() if value != defaults[key]]

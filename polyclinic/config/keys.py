@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
-from polyclinic.config.reading import written
+from polyclinic.config.reading import as_text
 from polyclinic.errors import ConfigError, nearest, pointed
 from polyclinic.toml import Declared
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 #: Text, which in Python may also be given as the mapping, list or number that it writes.
-Written = Annotated[str, BeforeValidator(written)]
+Written = Annotated[str, BeforeValidator(as_text)]
 
 
-def dashed(name: str) -> str:
+def with_dashes(name: str) -> str:
     return name.replace("_", "-")
 
 
@@ -27,7 +27,7 @@ class Keys(Declared):
     Raises ConfigError, one sentence, for a key that there is not and for a value that it cannot have.
     """
 
-    model_config = ConfigDict(alias_generator=dashed, populate_by_name=True, allow_inf_nan=False)
+    model_config = ConfigDict(alias_generator=with_dashes, populate_by_name=True, allow_inf_nan=False)
 
     if not TYPE_CHECKING:  # so that types of keyword arguments are those of the fields
 
@@ -55,7 +55,7 @@ class Keys(Declared):
     @classmethod
     def _key(cls, path: tuple[int | str, ...]) -> str:
         """A key's full name: a section's class is named as the section."""
-        return ".".join((cls.__name__.lower(), *(dashed(str(part)) for part in path)))
+        return ".".join((cls.__name__.lower(), *(with_dashes(str(part)) for part in path)))
 
     @field_validator("*", mode="before")
     @classmethod
@@ -77,12 +77,12 @@ def flat_keys(values: Mapping[str, Any], sections: Collection[str]) -> dict[str,
     """
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        name = dashed(key)
+        name = with_dashes(key)
         if name in sections and isinstance(value, Declared):
             value = {field: getattr(value, field) for field in value.model_fields_set}
         inside = name in sections and isinstance(value, Mapping)
         pairs = (
-            [(f"{name}.{dashed(str(inner))}", content) for inner, content in value.items()]
+            [(f"{name}.{with_dashes(str(inner))}", content) for inner, content in value.items()]
             if inside
             else [(name, value)]
         )

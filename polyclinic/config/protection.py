@@ -54,7 +54,7 @@ class Privacy(Keys):
 
     @field_validator("delta")
     @classmethod
-    def _enforced(cls, value: float) -> float:
+    def _check_delta(cls, value: float) -> float:
         if 0 < value < LEAST_DELTA:
             raise ValueError(f"must be 0, which chooses it, or at least {LEAST_DELTA:g}")
         return value

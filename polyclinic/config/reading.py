@@ -35,11 +35,11 @@ def keyword_arguments(text: str) -> dict[str, Any]:
     return {key.replace("-", "_"): value for key, value in parse_assignments(text).items()}
 
 
-def written(value: object) -> object:
+def as_text(value: object) -> object:
     """A mapping as ``key=value`` pairs, a list or a number as its text; anything else as it is.
 
     Examples:
-        >>> written({"eta": 0.1, "name": "x"}), written([64, 32]), written(16)
+        >>> as_text({"eta": 0.1, "name": "x"}), as_text([64, 32]), as_text(16)
         ("eta=0.1, name='x'", '64, 32', '16')
     """
     if isinstance(value, Mapping):

@@ -16,7 +16,7 @@ from pydantic import Field, ModelWrapValidatorHandler, field_validator, model_va
 
 from polyclinic.config.checks import check_together
 from polyclinic.config.execution import Checkpoints, Simulation, Tracking
-from polyclinic.config.keys import Keys, Positive, Written, dashed, flat_keys, nested_keys
+from polyclinic.config.keys import Keys, Positive, Written, flat_keys, nested_keys, with_dashes
 from polyclinic.config.learning import Data, Participation, Split, Training, Upload
 from polyclinic.config.programs import analyses, boosting, convex, newton, posterior, synthesis
 from polyclinic.config.programs.convex import Convex
@@ -24,7 +24,7 @@ from polyclinic.config.programs.kinds import CLASSIFICATION, Kind
 from polyclinic.config.programs.posterior import Posterior
 from polyclinic.config.programs.synthesis import Synthesis
 from polyclinic.config.protection import Central, Evaluation, Privacy, Secure
-from polyclinic.config.reading import keyword_arguments, written
+from polyclinic.config.reading import as_text, keyword_arguments
 from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.strategies import BUILT_IN
@@ -292,7 +292,7 @@ class RunConfig(Keys):
 
     @classmethod
     def _key(cls, path: tuple[int | str, ...]) -> str:
-        return ".".join(dashed(str(part)) for part in path)
+        return ".".join(with_dashes(str(part)) for part in path)
 
     @cached_property
     def _hash(self) -> int:
@@ -409,7 +409,7 @@ class RunConfig(Keys):
         """Whether commas may be part of the value of a key, which a list writes: ``hidden``, ``mods``, ``strategy-options``."""
         section, dot, name = key.rpartition(".")
         field = SECTIONS.get(section, RunConfig).model_fields.get(name.replace("-", "_"))
-        return field is not None and any(getattr(part, "func", None) is written for part in field.metadata)
+        return field is not None and any(getattr(part, "func", None) is as_text for part in field.metadata)
 
     @classmethod
     def packaged(cls) -> dict[str, Value]:
@@ -439,7 +439,7 @@ class RunConfig(Keys):
     def given(self) -> dict[str, Value]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
         # Where the optimizer is open, other defaults may come to hold.
-        values = self._named() if self.optimizer_is_open else self.flat()
+        values = self._given_values() if self.optimizer_is_open else self.flat()
         stays = newton.DEFAULTS.keys() if self.optimizer_is_open else ("task", "strategy")
         if self.task == "synthesis" and not self.method_is_open:
             stays = (*stays, "model")  # left out, it would be open
@@ -464,7 +464,7 @@ class RunConfig(Keys):
         """The same where ``training.optimizer`` auto stands for ``optimizer``, with its defaults for what was not given."""
         if not self.optimizer_is_open:
             return self
-        stays = {key: value for key, value in self._named().items() if key not in newton.STEPS}
+        stays = {key: value for key, value in self._given_values().items() if key not in newton.STEPS}
         return self.build(stays, {_OPTIMIZER: optimizer}, by_label)
 
     def using(self, method: str) -> RunConfig:
@@ -473,7 +473,7 @@ class RunConfig(Keys):
         It stays as it is for a method that no schema chooses, since no hospital would choose that.
         """
         open_to_it = self.method_is_open and method in synthesis.USUAL
-        return self.build(self._named(), {"model": method}) if open_to_it else self
+        return self.build(self._given_values(), {"model": method}) if open_to_it else self
 
     @property
     def is_open(self) -> bool:
@@ -491,7 +491,7 @@ class RunConfig(Keys):
         of_one = {"model", "rounds"} & self.model_fields_set or self.synthesis.options or self.synthesis.kind != "auto"
         return self.task == "synthesis" and not of_one
 
-    def _named(self) -> dict[str, Value]:
+    def _given_values(self) -> dict[str, Value]:
         """``flat`` with only what was given."""
         places = {key: self._place(key) for key in _KEYS}
         return {key: getattr(model, name) for key, (model, name) in places.items() if name in model.model_fields_set}

@@ -45,7 +45,9 @@ def is_own_bundle(content: bytes) -> bool:
     if config is None or not _brings_no_code(content, config):
         return False
     app, sent = config["tool"]["flwr"]["app"], own["tool"]["flwr"]["app"]
-    return all(app.get(part) == sent[part] for part in ("components", "config")) and _named(config) == _named(own)
+    return all(app.get(part) == sent[part] for part in ("components", "config")) and _name_and_version(
+        config
+    ) == _name_and_version(own)
 
 
 def refusal(content: bytes, claims: Collection[str], app: str, version: str, allowed: Collection[str]) -> str:
@@ -66,7 +68,7 @@ def refusal(content: bytes, claims: Collection[str], app: str, version: str, all
     if other := set(claims) - {digest}:
         return f"the bundle's SHA-256 is {digest}, but the SuperLink claims {min(other)[:64]!r}"
     config = _config(content)
-    if config is None or (app, version) != _named(config):
+    if config is None or (app, version) != _name_and_version(config):
         return f"the run is of {app[:80]!r} {version[:40]!r}, but its bundle is not"
     if digest in allowed or (INSTALLED in allowed and _brings_no_code(content, config)):
         return ""
@@ -84,7 +86,7 @@ def _config(content: bytes) -> dict[str, Any] | None:
         return None
 
 
-def _named(config: dict[str, Any]) -> tuple[str, str] | None:
+def _name_and_version(config: dict[str, Any]) -> tuple[str, str] | None:
     try:
         project, publisher = config["project"], config["tool"]["flwr"]["app"]["publisher"]
         return f"{publisher}/{project['name']}", project["version"]

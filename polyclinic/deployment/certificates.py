@@ -61,7 +61,7 @@ def make_authority(name: str, days: int = CA_DAYS) -> Pair:
     """A self-signed authority that signs hosts' certificates only, and no authority below it; ``name`` is for people."""
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"Polyclinic federation {name}"[:64])])
-    builder = _dated(subject, subject, key.public_key(), days)
+    builder = _certificate_builder(subject, subject, key.public_key(), days)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(signs_certificates=True), critical=True)
     builder = builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -84,7 +84,7 @@ def make_server(authority: Pair, hosts: Sequence[str], days: int = SERVER_DAYS) 
     assert isinstance(signing, ec.EllipticCurvePrivateKey)
     key = ec.generate_private_key(ec.SECP384R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, check_host(hosts[0])[:64])])
-    builder = _dated(subject, signer.subject, key.public_key(), days)
+    builder = _certificate_builder(subject, signer.subject, key.public_key(), days)
     names = [_general_name(check_host(host)) for host in dict.fromkeys(hosts)]
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -316,7 +316,9 @@ def _check_dates(path: Path, certificate: x509.Certificate, next_step: str) -> N
         raise ConfigError(f"{path} is valid from {certificate.not_valid_before_utc:%Y-%m-%d %H:%M} UTC, but {clock}.")
 
 
-def _dated(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
+def _certificate_builder(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key)
     builder = builder.serial_number(x509.random_serial_number())

@@ -93,7 +93,7 @@ def nodes(client: Any) -> list[dict[str, Any]]:
             "online": node.last_activated_at or None, "offline": node.last_deactivated_at or None,
             "revoked": node.unregistered_at or None,
         }
-        for node in _registered(client)
+        for node in _all_nodes(client)
     ]  # fmt: skip
 
 
@@ -113,10 +113,10 @@ def register(client: Any, key: Path, name: str) -> str:
     public = read_public_key(key)
     if not name.strip() or not name.isprintable() or len(name) > 100:
         raise ConfigError(f"{name!r} is not a name for a node: it has 1 to 100 characters that can be printed.")
-    for node in _registered(client):
+    for node in _all_nodes(client):
         if node.public_key == public:
             raise ConfigError(_known_key(node.name, revoked=bool(node.unregistered_at)))
-    if name in _named(nodes(client)):
+    if name in _nodes_by_name(nodes(client)):
         raise ConfigError(f"A node named {name!r} is registered already; revoke it first or choose another name.")
     return str(client.RegisterNode(RegisterNodeRequest(public_key=public, name=name)).node_id)
 
@@ -125,7 +125,7 @@ def revoke(client: Any, name: str) -> str:
     """End the registration of a node by its name; returns its id. Raises ConfigError for a name that no node has."""
     from flwr.proto.control_pb2 import UnregisterNodeRequest
 
-    ids_by_name = _named(nodes(client))
+    ids_by_name = _nodes_by_name(nodes(client))
     if name not in ids_by_name:
         raise ConfigError(f"No node is named {name!r}; registered are {several(ids_by_name) or 'none'}.")
     client.UnregisterNode(UnregisterNodeRequest(node_id=int(ids_by_name[name])))
@@ -187,7 +187,7 @@ def stop_run(client: Any, named: str, numbers: Sequence[str]) -> str:
     return going[-1]
 
 
-def _registered(client: Any) -> list[Any]:
+def _all_nodes(client: Any) -> list[Any]:
     """Flower's own description of all nodes that ever were registered, oldest first."""
     from flwr.proto.control_pb2 import ListNodesRequest
 
@@ -203,7 +203,7 @@ def _known_key(name: str, revoked: bool) -> str:
     return f"This key is registered already, under the name {name!r}; every hospital needs its own."
 
 
-def _named(listed: list[dict[str, Any]]) -> dict[str, str]:
+def _nodes_by_name(listed: list[dict[str, Any]]) -> dict[str, str]:
     return {node["name"]: node["node"] for node in listed if node["name"] and node["revoked"] is None}
 
 

@@ -24,8 +24,8 @@ from polyclinic.deployment.certificates import (
     make_server,
     read_certificates,
 )
-from polyclinic.deployment.environment import CERTIFICATES, flower_settings, joined, reached_here
-from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
+from polyclinic.deployment.environment import CERTIFICATES, flower_settings, join_address, reached_here
+from polyclinic.deployment.files import FolderFile, commented_toml, quote, replace, unless_refused
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
 from polyclinic.toml import read_model
@@ -94,7 +94,7 @@ class Coordinator:
     @property
     def here(self) -> str:
         """HOST:PORT for programs of the coordinator's own machine."""
-        return joined(reached_here(self.file.listen), self.file.port)
+        return join_address(reached_here(self.file.listen), self.file.port)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -217,7 +217,7 @@ def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DA
     """
     authority = make_authority(file.hosts[0], max(CA_DAYS, days))
     server = make_server(authority, file.certified, days)
-    config = _flower_config(joined(reached_here(file.listen), file.port), folder.resolve() / "ca.crt")
+    config = _flower_config(join_address(reached_here(file.listen), file.port), folder.resolve() / "ca.crt")
     return {
         "ca.crt": NewFile(authority.certificate, PUBLIC),
         "ca.key": NewFile(authority.key, SECRET),
@@ -225,7 +225,7 @@ def coordinator_files(folder: Path, file: CoordinatorFile, days: int = SERVER_DA
         "server.key": NewFile(server.key, SECRET),
         "flwr/config.toml": NewFile(config, PUBLIC),
         "state/README": NewFile(b"superlink.db holds the registered nodes and all runs; back it up.\n", SECRET),
-        FILE: NewFile(_HEAD + commented(file.model_dump(), _MEANINGS), PUBLIC),
+        FILE: NewFile(_HEAD + commented_toml(file.model_dump(), _MEANINGS), PUBLIC),
     }
 
 
@@ -245,6 +245,6 @@ def _flower_config(address: str, ca: Path) -> str:
 default = "{LINK}"
 
 [superlink.{LINK}]
-address = {quoted(address)}
-root-certificates = {quoted(str(ca))}
+address = {quote(address)}
+root-certificates = {quote(str(ca))}
 """

@@ -56,7 +56,7 @@ def endpoint(text: str) -> tuple[str, int]:
     return check_host(bare), int(port)
 
 
-def joined(host: str, port: int) -> str:
+def join_address(host: str, port: int) -> str:
     """``HOST:PORT``, an IPv6 address in brackets."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

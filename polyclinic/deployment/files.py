@@ -12,7 +12,7 @@ from pydantic import ConfigDict
 
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.files import SECRET, NewFile, write_files
-from polyclinic.toml import Declared, checked
+from polyclinic.toml import Declared, build_model
 
 
 class FolderFile(Declared):
@@ -23,7 +23,7 @@ class FolderFile(Declared):
     @classmethod
     def build(cls, values: Mapping[str, Any], source: str) -> Self:
         """Raises ConfigError naming the key of ``source`` that is missing, unknown or impossible."""
-        return checked(cls, values, source)
+        return build_model(cls, values, source)
 
 
 def write_new(folder: Path, files: Mapping[str, NewFile]) -> None:
@@ -61,8 +61,8 @@ def replace(files: Mapping[Path, NewFile]) -> None:
         raise PolyclinicError(f"{error.filename} cannot be written: {error.strerror or error}.") from None
 
 
-def commented(values: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """TOML with a line for each value, below its comment where it has one. Raises ConfigError as ``quoted``."""
+def commented_toml(values: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """TOML with a line for each value, below its comment where it has one. Raises ConfigError as ``quote``."""
     lines = (
         (f"# {comments[name]}\n" if name in comments else "") + f"{name.replace('_', '-')} = {_toml(value)}\n"
         for name, value in values.items()
@@ -78,7 +78,7 @@ def unless_refused(check: Callable[[str], object], value: str) -> None:
         raise ValueError(str(error).rstrip(".")) from None
 
 
-def quoted(text: str) -> str:
+def quote(text: str) -> str:
     """A basic string of TOML. Raises ConfigError for control characters, which no name or path here needs."""
     if not text.isprintable():
         raise ConfigError(f"{text!r} has a character that cannot be printed; names and paths may not.")
@@ -89,5 +89,5 @@ def _toml(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, tuple):
-        return f"[{', '.join(map(quoted, value))}]"
-    return quoted(value) if isinstance(value, str) else repr(value)
+        return f"[{', '.join(map(quote, value))}]"
+    return quote(value) if isinstance(value, str) else repr(value)

@@ -15,7 +15,7 @@ from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import INSTALLED
 from polyclinic.deployment.certificates import check_authority, check_private_key, make_node_key
 from polyclinic.deployment.environment import CERTIFICATES, endpoint, flower_settings
-from polyclinic.deployment.files import FolderFile, commented, quoted, replace, unless_refused
+from polyclinic.deployment.files import FolderFile, commented_toml, quote, replace, unless_refused
 from polyclinic.errors import ConfigError
 from polyclinic.files import PUBLIC, SECRET, NewFile
 from polyclinic.privacy.accounting import usual_delta
@@ -120,7 +120,7 @@ class HospitalNode:
             sys.executable, "-P", "-m", "polyclinic.deployment.flower.supernode", "--superlink", self.node.coordinator,
             "--root-certificates", str(self.ca), "--auth-supernode-private-key", str(self.folder / self.node.key),
             "--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(self.node.port), *signers,
-            "--node-config", f"hospital={quoted(hospital)}",
+            "--node-config", f"hospital={quote(hospital)}",
         ]  # fmt: skip
 
 
@@ -170,7 +170,7 @@ def hospital_files(
         "ca.crt": NewFile(ca, PUBLIC),
         "node.key": NewFile(key.private, SECRET),
         "node.pub": NewFile(f"{key.public}\n", PUBLIC),
-        NODE: NewFile(_NODE_HEAD + commented(node.model_dump(), _NODE_MEANINGS), PUBLIC),
+        NODE: NewFile(_NODE_HEAD + commented_toml(node.model_dump(), _NODE_MEANINGS), PUBLIC),
         "flwr/README": NewFile("Flower's own files; nothing of them need be kept.\n", PUBLIC),
         "home/README": NewFile(
             b"The ledger and all that must outlive a message; back it up, never copy it to a second node.\n", SECRET
@@ -230,18 +230,18 @@ _MEANINGS = {
 
 
 def _text(site: str, records: Records, policy: dict[str, Any]) -> str:
-    source = "".join(f"{name} = {quoted(value)}\n" for name, value in records.source.items())
+    source = "".join(f"{name} = {quote(value)}\n" for name, value in records.source.items())
     return f"""\
 # A hospital: its records and what may leave them. Paths are relative to this file.
-site = {quoted(site)}
-data = {quoted(records.data)}
+site = {quote(site)}
+data = {quote(records.data)}
 schema = "schema.toml"
 # The ledger and what must outlive a message: storage that is backed up.
 home = "home"
 {f"{chr(10)}[source]{chr(10)}{source}" if source else ""}
 # The server can only ask; this decides.
 [policy]
-{commented(policy, _MEANINGS)}
+{commented_toml(policy, _MEANINGS)}
 # Whose runs are taken, by the key that `polyclinic coordinator submitter new` printed; with nobody here, anybody's.
 # [policy.{_PEOPLE}.ada]
 # key = "…"

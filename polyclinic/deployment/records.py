@@ -35,10 +35,10 @@ def records_of(data: str, options: Mapping[str, str], schema: Path) -> Records:
     return Records(place, source | ({"password-env": variable} if variable else {}), schema.read_bytes())
 
 
-def described(records: Records, schema: Path) -> dict[str, Any]:
+def count_cells(records: Records, schema: Path) -> dict[str, Any]:
     """Exact counts of rows, patients and missing cells, for the hospital alone. Raises ConfigError or DataError."""
     parsed = Schema.from_toml(schema)
-    return count_records(open_source(records.data, Path(), records.source, parsed), parsed, _shown(records.data))
+    return count_records(open_source(records.data, Path(), records.source, parsed), parsed, _display_name(records.data))
 
 
 def _place(data: str) -> tuple[str, str]:
@@ -68,5 +68,5 @@ def _place(data: str) -> tuple[str, str]:
     return (text if place == data else f"{name}:{text}"), variable[1] if variable else ""
 
 
-def _shown(data: str) -> str:
+def _display_name(data: str) -> str:
     return "the database" if "://" in data else data

@@ -25,7 +25,7 @@ from polyclinic.digests import digest
 from polyclinic.errors import ConfigError, several
 from polyclinic.files import PUBLIC, SECRET, NewFile, check_new
 from polyclinic.privacy.secure.signatures import is_signed, new_identity, public_identity, sign
-from polyclinic.toml import checked, read_model
+from polyclinic.toml import build_model, read_model
 
 FILE = "submitters.toml"
 #: The environment variable that names the file of the submitter's own key.
@@ -124,7 +124,7 @@ def new_key(name: str, path: Path) -> SubmitterKey:
         ConfigError: The name is bad, or a file is there already.
     """
     key, public_file = SubmitterKey(name, new_identity()), path.with_suffix(".pub")
-    public = checked(PublicKey, {"name": name, "key": key.public}, "The new key")
+    public = build_model(PublicKey, {"name": name, "key": key.public}, "The new key")
     check_new([path, public_file])
     private = tomli_w.dumps({"name": name, "private": key.private.hex()})
     replace({path: NewFile(private, SECRET), public_file: NewFile(tomli_w.dumps(public.model_dump()), PUBLIC)})

@@ -78,7 +78,7 @@ def _range_text(column: Column) -> str:
     return f"{low:g} to {high:g}{' ' + column.unit if column.unit else ''}"
 
 
-def _parsed(values: pd.Series, column: Column) -> tuple[Floats, Bools]:
+def _parse(values: pd.Series, column: Column) -> tuple[Floats, Bools]:
     """Cells as floats, NaN where empty or not a number, and which cells are empty."""
     if isinstance(values.dtype, np.dtype) and values.dtype.kind in "biuf":
         out: Floats = values.to_numpy(dtype=np.float64)
@@ -107,7 +107,7 @@ def numbers(values: pd.Series, column: Column, source: str) -> Floats:
         DataError: On text, infinite, out-of-bounds, fractional (integer) or missing (not nullable) cells.
     """
     name = str(values.name)
-    out, missing = _parsed(values, column)
+    out, missing = _parse(values, column)
     infinite = np.isinf(out)
     cells = np.where(missing | infinite, 0.0 if column.bounds is None else column.bounds[0], out)
     low, high = column.bounds or (-np.inf, np.inf)

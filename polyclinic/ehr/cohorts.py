@@ -132,7 +132,7 @@ class Cohort:
         read = (name for condition in self.conditions if condition for name in condition.names)
         return tuple(dict.fromkeys([*read, *(step.by for step in self.steps if step.by)]))
 
-    def widened(self, schema: Schema) -> Schema:
+    def widen(self, schema: Schema) -> Schema:
         """The schema by which a source also reads the columns that only the steps need; for reading alone."""
         read_names = {name for column in schema.columns if column.is_read for name in column.record_names}
         more = [Column(name=name, kind="categorical", role="time") for name in self.names if name not in read_names]
@@ -156,13 +156,13 @@ class Cohort:
             ConfigError: For a ``one-each`` step where ``patient`` is None.
         """
         tallies = [_Tally(begin), *(_Tally(step.name) for step in self.steps)]
-        rows = tallies[0].counted(_identified(frames, patient, source))
+        rows = tallies[0].count(_identify_rows(frames, patient, source))
         for step, condition, tally in zip(self.steps, self.conditions, tallies[1:], strict=True):
             what = f"{source}, step {step.name!r}"
             if condition is None and patient is None:
                 raise ConfigError(f"{what}: 'one-each' needs a schema with a patient_id column.")
             left = _one_each(rows, step, what) if condition is None else _rows_where(rows, condition, what)
-            rows = tally.counted(left)
+            rows = tally.count(left)
         plain = (frame.drop(columns=_PATIENT) for frame in rows)
         return plain, lambda: Flow(tuple(Stage(t.name, t.rows, len(t.patients)) for t in tallies))
 
@@ -177,14 +177,14 @@ class _Tally:
     rows: int = 0
     patients: set[object] = field(default_factory=set)
 
-    def counted(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
+    def count(self, frames: Iterable[pd.DataFrame]) -> Iterator[pd.DataFrame]:
         for frame in frames:
             self.rows += len(frame)
             self.patients.update(frame[_PATIENT].tolist())
             yield frame
 
 
-def _identified(frames: Iterable[pd.DataFrame], patient: str | None, source: str) -> Iterator[pd.DataFrame]:
+def _identify_rows(frames: Iterable[pd.DataFrame], patient: str | None, source: str) -> Iterator[pd.DataFrame]:
     """The frames with each row's patient as text, or the row's number where each row is one."""
     start = 0
     for frame in frames:

@@ -129,7 +129,7 @@ def _column(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Me
     if "event" in events.columns and measure.take != "codes":
         first = ~events["event"].duplicated().to_numpy()
         events, row = events[first], row[first]
-    values = _taken(patients, events, row, measure, source)
+    values = _take(patients, events, row, measure, source)
     out = pd.Series(values, index=range(len(patients)), dtype=object if values.dtype == object else None)
     if measure.default is not None and measure.take not in ("count", "any", "codes"):
         out = out.astype(object).where(out.notna(), measure.default)
@@ -137,7 +137,7 @@ def _column(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Me
     return out
 
 
-def _taken(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Measure, source: str) -> pd.Series:
+def _take(patients: pd.DataFrame, events: pd.DataFrame, row: Ints, measure: Measure, source: str) -> pd.Series:
     size = len(patients)
     if measure.take in ("count", "any"):
         counts = np.bincount(row, minlength=size)

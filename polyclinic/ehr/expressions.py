@@ -160,9 +160,9 @@ class _Reader:
             case ast.Call() if _function(node) == "has":
                 return self._has(node)
         if self._column(node) is not None:
-            raise ConfigError(f"{_written(node)} is not a condition; compare it, such as by {_written(node)} == 1.")
+            raise ConfigError(f"{_text_of(node)} is not a condition; compare it, such as by {_text_of(node)} == 1.")
         raise ConfigError(
-            f"{_written(node)} is not a condition; allowed are comparisons, and, or, not, missing() and has()."
+            f"{_text_of(node)} is not a condition; allowed are comparisons, and, or, not, missing() and has()."
         )
 
     def number(self, node: ast.expr) -> Callable[[pd.DataFrame], Floats]:
@@ -175,7 +175,7 @@ class _Reader:
                 return (lambda table: -inner(table)) if isinstance(sign, ast.USub) else inner
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
                 number_of_left, other, apply = self.number(left), self.number(right), _ARITHMETIC[type(op)]
-                return lambda table: _calculated(apply, number_of_left(table), other(table))
+                return lambda table: _calculate(apply, number_of_left(table), other(table))
             case ast.Call() if _function(node) == "abs":
                 inner = self.number(_arguments(node, 1)[0])
                 return lambda table: np.abs(inner(table))
@@ -192,7 +192,7 @@ class _Reader:
             try:
                 day = read_dates(pd.Series([_text(node)]), "")
             except DataError:
-                raise ConfigError(f"{_written(node)} is not a date of the form '2020-01-31'.") from None
+                raise ConfigError(f"{_text_of(node)} is not a date of the form '2020-01-31'.") from None
             return lambda table: day.iloc[np.zeros(len(table), dtype=np.int64)].reset_index(drop=True)
         name = self._needed_column(node, "date")
         return lambda table: read_dates(table[name], f"column {name!r}")
@@ -208,15 +208,15 @@ class _Reader:
         plain = [self._column(side) is not None for side in (left, right)]
         quoted = [isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (left, right)]
         if all(quoted):
-            raise ConfigError(f"{_written(left)} and {_written(right)} are both texts; one side must be a column.")
+            raise ConfigError(f"{_text_of(left)} and {_text_of(right)} are both texts; one side must be a column.")
         if same and all(a or b for a, b in zip(plain, quoted, strict=True)):
             left_text, other = self._text(left), self._text(right)
-            return lambda table: _compared(apply, left_text(table), other(table))
+            return lambda table: _compare(apply, left_text(table), other(table))
         if any(quoted) and any(plain):
             begin, end = self.date(left), self.date(right)
             return lambda table: np.asarray(apply(begin(table), end(table)), dtype=bool)
         first, second = self.number(left), self.number(right)
-        return lambda table: _compared(apply, first(table), second(table))
+        return lambda table: _compare(apply, first(table), second(table))
 
     def _among(self, left: ast.expr, right: ast.expr, inside: bool) -> Callable[[pd.DataFrame], Bools]:
         cells = right.elts if isinstance(right, ast.List | ast.Tuple | ast.Set) else []
@@ -252,7 +252,7 @@ class _Reader:
 
     def _needed_column(self, node: ast.expr, what: str) -> str:
         if (name := self._column(node)) is None:
-            raise ConfigError(f"{_written(node)} stands where a {what} or a column must.")
+            raise ConfigError(f"{_text_of(node)} stands where a {what} or a column must.")
         self.reads.add((name, what))
         return name
 
@@ -280,16 +280,16 @@ def _function(call: ast.Call) -> str:
     name = call.func.id if isinstance(call.func, ast.Name) else ""
     if name not in FUNCTIONS:
         raise ConfigError(
-            f"{_written(call)} is not allowed; functions are {', '.join(FUNCTIONS)}.{nearest(name, FUNCTIONS)}"
+            f"{_text_of(call)} is not allowed; functions are {', '.join(FUNCTIONS)}.{nearest(name, FUNCTIONS)}"
         )
     return name
 
 
 def _arguments(call: ast.Call, count: int | None) -> list[ast.expr]:
     if call.keywords or any(isinstance(part, ast.Starred) for part in call.args) or count not in (None, len(call.args)):
-        raise ConfigError(f"{_written(call)} is not how it is written: {FUNCTIONS[_function(call)]}.")
+        raise ConfigError(f"{_text_of(call)} is not how it is written: {FUNCTIONS[_function(call)]}.")
     if not call.args:
-        raise ConfigError(f"{_written(call)} needs more: {FUNCTIONS[_function(call)]}.")
+        raise ConfigError(f"{_text_of(call)} needs more: {FUNCTIONS[_function(call)]}.")
     return call.args
 
 
@@ -303,7 +303,7 @@ def _number(node: ast.expr) -> float:
             value = np.inf
         if np.isfinite(value):
             return value
-    raise ConfigError(f"{_written(node)} is not a finite number.")
+    raise ConfigError(f"{_text_of(node)} is not a finite number.")
 
 
 def _constant(node: ast.expr) -> str | float | None:
@@ -318,13 +318,13 @@ def _constant(node: ast.expr) -> str | float | None:
 
 def _text(node: ast.expr) -> str:
     if not (isinstance(node, ast.Constant) and isinstance(node.value, str)):
-        raise ConfigError(f"{_written(node)} must be a text in quotes.")
+        raise ConfigError(f"{_text_of(node)} must be a text in quotes.")
     if not node.value.strip():
         raise ConfigError("an empty text equals no cell; write missing(x).")
     return node.value.strip()
 
 
-def _written(node: ast.expr) -> str:
+def _text_of(node: ast.expr) -> str:
     """A part of the condition as one short word for a message."""
     words = " ".join(ast.unparse(node).split())
     return words if len(words) <= 40 else f"{words[:37]}..."
@@ -341,12 +341,12 @@ def _finite(values: Floats) -> Floats:
     return np.where(np.isfinite(values), values, np.nan)
 
 
-def _calculated(apply: np.ufunc, left: Floats, right: Floats) -> Floats:
+def _calculate(apply: np.ufunc, left: Floats, right: Floats) -> Floats:
     with np.errstate(all="ignore"):
         return _finite(apply(left, right))
 
 
-def _compared(apply: Callable[..., object], left: NDArray, right: NDArray) -> Bools:  # type: ignore[type-arg]
+def _compare(apply: Callable[..., object], left: NDArray, right: NDArray) -> Bools:  # type: ignore[type-arg]
     present = ~(pd.isna(left) | pd.isna(right))
     return np.asarray(present & np.asarray(apply(left, right)), dtype=bool)
 

@@ -1,7 +1,7 @@
 """Values in place of missing cells of encoded records.
 
 Constants, indicators and an ``Imputer`` look at a patient's own row and at public or paid numbers alone. They therefore
-keep what is promised of one patient. The function ``chained`` is fitted to the rows it is given: one patient's cells
+keep what is promised of one patient. The function ``impute_chained`` is fitted to the rows it is given: one patient's cells
 then depend on others', and models trained on them have no epsilon.
 """
 
@@ -145,7 +145,7 @@ class Imputer:
         """Raises DataError for a file that is missing or is none."""
         try:
             document = json.loads(Path(path).read_text(encoding="utf-8"))
-            return cls.checked(
+            return cls.from_moments(
                 tuple(document["features"]), np.array(document["mean"]), np.array(document["covariance"])
             )
         except FileNotFoundError:
@@ -154,7 +154,7 @@ class Imputer:
             raise DataError(f"{path} is not an imputer that `polyclinic prepare --imputer` wrote.") from None
 
     @classmethod
-    def checked(cls, features: tuple[str, ...], mean: Floats, covariance: Floats) -> Imputer:
+    def from_moments(cls, features: tuple[str, ...], mean: Floats, covariance: Floats) -> Imputer:
         """Return an imputer of these moments after checking them.
 
         Args:
@@ -193,7 +193,7 @@ def _in_range(x: Floats, gone: Bools, schema: Schema, rng: np.random.Generator |
     return x
 
 
-def chained(
+def impute_chained(
     fitted_to: Floats,
     schema: Schema,
     seed: int,

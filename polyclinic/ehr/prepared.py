@@ -93,7 +93,9 @@ def check_columns(schema: Schema, names: tuple[str, ...]) -> None:
         raise ConfigError("There is no column to prepare; name at least one.")
 
 
-def prepared(schema: Schema, counted: Mapping[str, Counted], rules: Rules) -> tuple[Schema, dict[str, dict[str, Any]]]:
+def prepare_schema(
+    schema: Schema, counted: Mapping[str, Counted], rules: Rules
+) -> tuple[Schema, dict[str, dict[str, Any]]]:
     """Return the schema with what ``counted`` says of its columns, and for each of those what changed.
 
     A numeric column gets the bounds of its quantiles (and ``clip``), centre, spread and fill. A categorical one or a
@@ -145,7 +147,7 @@ def _prepare(column: Column, counted: Counted, rules: Rules) -> tuple[Column, di
     if column.kind in NUMERIC:
         changes = _numeric(column, patients, counted.error, rules)
     elif column.kind in ("categorical", "code_set"):
-        changes = _listed(column, patients, counted.names, rules)
+        changes = _category_changes(column, patients, counted.names, rules)
     else:
         names = column.categories or (0.0, 1.0)
         changes = {"fill": names[int(patients.argmax())]}
@@ -187,16 +189,16 @@ def _moments(weights: Floats, patients: Floats, error: float) -> tuple[float, fl
     place, counts = weights[:, : len(patients)]
     total = max(float(patients @ counts), max(error, 1.0))
 
-    def drawn(values: Floats, usual: tuple[float, float]) -> float:
+    def shrink(values: Floats, usual: tuple[float, float]) -> float:
         padded = np.concatenate([values, np.zeros(weights.shape[1] - len(values))])
-        return _drawn(float(values @ patients) / total, float(running.errors(padded[None], error)[0]) / total, *usual)
+        return _shrink(float(values @ patients) / total, float(running.errors(padded[None], error)[0]) / total, *usual)
 
-    mean = float(np.clip(drawn(place, _USUAL_MEAN), -1, 1))
-    variance = drawn(counts * (place - mean) ** 2, _USUAL_VARIANCE)
+    mean = float(np.clip(shrink(place, _USUAL_MEAN), -1, 1))
+    variance = shrink(counts * (place - mean) ** 2, _USUAL_VARIANCE)
     return mean, float(np.clip(variance, _NARROWEST**2, 1)) ** 0.5
 
 
-def _drawn(value: float, error: float, usual: float, spread: float) -> float:
+def _shrink(value: float, error: float, usual: float, spread: float) -> float:
     """The best guess of a number near ``usual``, give or take ``spread``, that was seen with an ``error``."""
     return float(usual + (value - usual) * spread**2 / (spread**2 + error**2))
 
@@ -238,7 +240,7 @@ def _outside(number: int, cells: int, above: bool, most: float) -> tuple[Floats,
     return outside, beyond, about
 
 
-def _listed(column: Column, patients: Floats, seen: tuple[str, ...], rules: Rules) -> dict[str, Any]:
+def _category_changes(column: Column, patients: Floats, seen: tuple[str, ...], rules: Rules) -> dict[str, Any]:
     names = seen if column.is_open else column.categories
     named = {name: float(n) for name, n in zip(names, patients, strict=True) if name != column.other}
     enough = [name for name, count in named.items() if count >= rules.fewest or not rules.fewest]

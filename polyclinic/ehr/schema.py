@@ -18,7 +18,7 @@ import tomli_w
 from pydantic import model_validator
 
 from polyclinic.errors import ConfigError, DataError, nearest, several
-from polyclinic.toml import Declared, checked, read_toml
+from polyclinic.toml import Declared, build_model, read_toml
 
 Kind = Literal["continuous", "integer", "binary", "categorical", "ordinal", "code_set", "trajectory"]
 Role = Literal[
@@ -323,7 +323,7 @@ class Schema(Declared):
     @classmethod
     def from_dict(cls, values: dict[str, Any], source: str = "schema") -> Schema:
         """The schema that ``as_dict`` gave; raises DataError naming ``source`` and the field."""
-        return checked(cls, values, source, DataError)
+        return build_model(cls, values, source, DataError)
 
     @classmethod
     def from_toml(cls, path: str | Path) -> Schema:

@@ -48,7 +48,7 @@ class Rows:
         return Rows(self.x[rows], self.y[rows], (np.cumsum(chosen) - 1)[self.patient[rows]], int(chosen.sum()))
 
     @classmethod
-    def joined(cls, parts: Sequence[Rows]) -> Rows:
+    def join(cls, parts: Sequence[Rows]) -> Rows:
         """All rows and patients of the parts, the first part's first."""
         begin = np.cumsum([0, *(part.patients for part in parts)]).tolist()
         patient = [part.patient + first for part, first in zip(parts, begin, strict=False)]
@@ -236,13 +236,13 @@ def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: 
         DataError: Where there are no records.
     """
 
-    def checked(chunk: Chunk) -> Checked:
+    def check(chunk: Chunk) -> Checked:
         records = typed(chunk, schema)
         if missing is not None:
             missing.update(records.isna().sum().to_dict())
         return check_records(records, schema, chunk.source)
 
-    parts = all_or_faults(partial(checked, chunk) for chunk in chunks if not chunk.records.empty)
+    parts = all_or_faults(partial(check, chunk) for chunk in chunks if not chunk.records.empty)
     if not parts:
         raise DataError(f"{source}: there are no records; give at least one row.")
     rows = sum(len(part.y) for part in parts)
@@ -320,7 +320,7 @@ def shard_of(checked: Checked, schema: Schema, site: str, source: str, split: Sp
     test_rows = checked.test_rows(split, schema, source)
     if split == OWN_SPLIT:
         return split_shard(checked, schema, site, source, test_rows)
-    return divided(checked, schema, site, test_rows)
+    return divide(checked, schema, site, test_rows)
 
 
 def build_shard(
@@ -391,10 +391,10 @@ def split_shard(
             f"{source}: all training rows have the same label, so nothing can be learned here; "
             "give records of at least two."
         )
-    return divided(checked, schema, site, test_rows, person)
+    return divide(checked, schema, site, test_rows, person)
 
 
-def divided(checked: Checked, schema: Schema, site: str, test_rows: Bools, person: Ints | None = None) -> Shard:
+def divide(checked: Checked, schema: Schema, site: str, test_rows: Bools, person: Ints | None = None) -> Shard:
     """Return the shard with patients on the sides that ``test_rows`` says, even where a side is empty.
 
     A hospital's answer therefore does not tell how many patients there are.

@@ -15,7 +15,7 @@ import numpy as np
 
 from polyclinic.evaluation.intervals import Interval, bootstrap, percentiles, wilson
 from polyclinic.evaluation.judges import CLASSES, LARGER_IS_BETTER, Judge, tenths
-from polyclinic.evaluation.metrics import binned, judged
+from polyclinic.evaluation.metrics import bin_chances, calibration_events
 from polyclinic.privacy.streams import generator
 from polyclinic.types import Bools, Floats, Ints, Labels
 
@@ -79,7 +79,7 @@ def assess(
         return {"undefined": DIVERGED if usable else NO_PREDICTIONS}
     together = pool(usable)
     count = _count(together)
-    pooled, drawn_curves = _pooled(together, count, seed, by)
+    pooled, drawn_curves = _pooled_estimates(together, count, seed, by)
     drawn = count if len(usable) <= MOST_SITES else 0
     each = {name: judge(rows, drawn, generator(seed, "bootstrap", "site", name), by) for name, rows in usable.items()}
     return {
@@ -114,13 +114,13 @@ def _count(rows: Predictions) -> int:
     return int(np.clip(CELLS // (len(rows.labels) * ranked), FEWEST, MOST))
 
 
-def _pooled(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
+def _pooled_estimates(rows: Predictions, count: int, seed: int, by: Judge) -> tuple[dict[str, Any], dict[str, Any]]:
     rng = generator(seed, "bootstrap", "pooled")
     if not by.has_classes:
         estimates = judge(rows, count, rng, by).metrics
         curve = None if by.calibration is None else tenths(*by.calibration(rows.labels, rows.scores))
         return estimates, {"curves": [], "calibration": curve, "decision": None}
-    chance, event = judged(rows.labels, rows.scores)
+    chance, event = calibration_events(rows.labels, rows.scores)
     binary = rows.scores.shape[1] == 2
     worth = net_benefit(chance, event)
 
@@ -198,7 +198,7 @@ def _estimates(rows: Predictions, values: Floats, draws: Floats, rng: np.random.
     unsure = ["calibration_error", *(OF_CLASSES if _few_of_a_class(rows) else ())]
     for name in unsure:
         estimates[name] |= {"low": None, "high": None}
-    chance = judged(rows.labels, rows.scores)[0]
+    chance = calibration_events(rows.labels, rows.scores)[0]
     estimates["calibration_error"]["by_chance"] = error_by_chance(chance, len(draws), rng) if len(draws) else None
     return estimates
 
@@ -290,7 +290,7 @@ def calibration_curve(chance: Floats, event: Bools) -> list[dict[str, float | No
     chance, event: (n,).  Each bin: ``share`` of all rows, mean ``predicted`` probability, ``observed`` share, and ``low``,
     ``high``, its 95 % interval (Wilson 1927), which takes rows for independent.
     """
-    inside = binned(chance).astype(np.float64)
+    inside = bin_chances(chance).astype(np.float64)
     counts = inside.sum(axis=0)
     bins: list[dict[str, float | None]] = []
     for k in np.flatnonzero(counts):
@@ -329,7 +329,7 @@ def error_by_chance(chance: Floats, count: int, rng: np.random.Generator) -> flo
         count: How often outcomes are drawn.
         rng: Draws them.
     """
-    inside = binned(chance).astype(np.float64)
+    inside = bin_chances(chance).astype(np.float64)
     expected, errors = chance @ inside, []
     step = max(1, 2_000_000 // len(chance))
     for begin in range(0, count, step):

@@ -40,7 +40,7 @@ def budget(value: object) -> str:
     return "no limit" if number is None else f"{number:g}"
 
 
-def spent(site: Summary, private: bool) -> str:
+def spending(site: Summary, private: bool) -> str:
     """A hospital's epsilon and its budget; in a private run it may be one that nobody asked yet."""
     if finite(site.get("epsilon")) is None:
         return "not known" if private else "no guarantee"

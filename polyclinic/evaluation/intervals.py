@@ -161,7 +161,7 @@ def percentiles(value: float, draws: Floats, level: float = LEVEL) -> Interval:
     return Interval(float(value), float(low), float(high))
 
 
-def repeated(values: Sequence[float], share: float = 0.0, level: float = LEVEL) -> dict[str, float | None]:
+def summarize_repetitions(values: Sequence[float], share: float = 0.0, level: float = LEVEL) -> dict[str, float | None]:
     """A metric over repetitions of a run: ``runs``, ``mean``, ``sd``, ``se``, and ``low`` to ``high``.
 
     Args:
@@ -179,7 +179,7 @@ def repeated(values: Sequence[float], share: float = 0.0, level: float = LEVEL) 
     Bouckaert and Frank 2004 for repeated folds). With share 0 it is sd / sqrt(n).
 
     Examples:
-        >>> found = repeated([0.80, 0.82, 0.84])
+        >>> found = summarize_repetitions([0.80, 0.82, 0.84])
         >>> [round(found[name], 4) for name in ("mean", "sd", "se", "low", "high")]
         [0.82, 0.02, 0.0115, 0.7703, 0.8697]
     """

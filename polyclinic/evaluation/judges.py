@@ -172,7 +172,7 @@ def _rank_metrics(labels: Labels, scores: Floats, weights: Floats) -> Floats:
 def _numbers(objective: Objective) -> Judge:
     weighted = partial(_number_metrics, objective)
     shown = ("mae", "rmse", "r2", "calibration_in_the_large")
-    return _made(_in_unit(_NUMBERS, objective), ("mae", "r2"), shown, weighted, CLASSES.calibrated, _curve_of)
+    return _make_judge(_in_unit(_NUMBERS, objective), ("mae", "r2"), shown, weighted, CLASSES.calibrated, _curve_of)
 
 
 def _in_unit(titles: Mapping[str, str], objective: Objective) -> dict[str, str]:
@@ -189,7 +189,7 @@ def _quantiles(objective: Objective) -> Judge:
     titles, level = _in_unit(_QUANTILES, objective), quantiles.at
     within = level[-1] - level[0] if len(level) > 1 else level[0]
     shown = ("mae", "pinball", "coverage", "loss")
-    return _made(titles, ("mae", "pinball"), shown, weighted, {"coverage": within}, curve)
+    return _make_judge(titles, ("mae", "pinball"), shown, weighted, {"coverage": within}, curve)
 
 
 def _counts(objective: Objective) -> Judge:
@@ -202,7 +202,9 @@ def _counts(objective: Objective) -> Judge:
         return np.stack([mae, deviance, *rest], axis=1)
 
     shown = ("mae", "deviance", "r2", "calibration_in_the_large")
-    return _made(_in_unit(_COUNTS, objective), ("mae", "deviance"), shown, weighted, CLASSES.calibrated, _curve_of)
+    return _make_judge(
+        _in_unit(_COUNTS, objective), ("mae", "deviance"), shown, weighted, CLASSES.calibrated, _curve_of
+    )
 
 
 def _number_metrics(objective: Objective, labels: Labels, scores: Floats, weights: Floats) -> Floats:
@@ -261,7 +263,7 @@ def _sets(objective: Objective) -> Judge:
         means = [_mean_of_defined(np.array(values)) for values in (areas, precisions)]
         return np.stack([*means, *(weights @ row / total for row in rows), *areas], axis=1)
 
-    return _made(
+    return _make_judge(
         _SETS | names, ("auroc", "auprc"), ("auroc", "auprc", "brier", "calibration_in_the_large"), weighted, _IN_LARGE,
         lambda labels, scores: (scores.ravel(), labels.ravel()),
     )  # fmt: skip
@@ -290,17 +292,17 @@ def _survival(objective: Objective) -> Judge:
         return np.stack([*ranked, *(weights @ row / total for row in rows)], axis=1)
 
     def last_survival(labels: Labels) -> Floats:
-        alive, weight = survival.settled(labels[:, first], labels[:, 1 - first] > 0, ends[-1:])
+        alive, weight = survival.status_at(labels[:, first], labels[:, 1 - first] > 0, ends[-1:])
         return np.asarray((weight * alive)[:, 0])
 
     shown = ("concordance", "auroc_over_time", "brier", "calibration_in_the_large")
-    return _made(
+    return _make_judge(
         _SURVIVAL, ("concordance", "brier"), shown, weighted, _IN_LARGE,
         lambda labels, scores: (scores[:, -1], last_survival(labels)),
     )  # fmt: skip
 
 
-def _made(
+def _make_judge(
     titles: Mapping[str, str], headline: tuple[str, str], of_groups: tuple[str, ...], weighted: Weighted,
     calibrated: Mapping[str, float],
     calibration: Callable[[Labels, Floats], tuple[Floats, Floats]] | None,
@@ -373,12 +375,12 @@ def groups_shown(summary: Mapping[str, Any]) -> list[str]:
     return list(_of_judge(summary, "groups"))
 
 
-def compared(summary: Mapping[str, Any]) -> list[str]:
+def compared_metrics(summary: Mapping[str, Any]) -> list[str]:
     """The metrics by which the run is compared with others."""
     return [name for name in _of_judge(summary, "compared") if name in _of_judge(summary, "metrics")]
 
 
-def calibrated(summary: Mapping[str, Any]) -> dict[str, float]:
+def calibration_targets(summary: Mapping[str, Any]) -> dict[str, float]:
     """By metric of calibration its value where predictions are true."""
     return dict(_of_judge(summary, "calibrated"))
 

@@ -54,7 +54,7 @@ def classification_metrics(y: ArrayLike, scores: ArrayLike) -> Metrics:
     Raises:
         ValueError: Where shapes, labels or probabilities are not as above.
     """
-    labels, probabilities = _checked(np.asarray(y), np.asarray(scores, dtype=np.float64))
+    labels, probabilities = _check(np.asarray(y), np.asarray(scores, dtype=np.float64))
     rows, classes = probabilities.shape
     if rows == 0 or not np.isfinite(probabilities).all():
         return {"auroc": None, "auprc": None, "accuracy": None, "loss": None, "brier": None, "n": rows}
@@ -107,7 +107,7 @@ def macro_average(sites: Iterable[Mapping[str, float | None]]) -> Metrics:
     return averages | {"n": int(sum(row.get("n") or 0 for row in rows))} if "n" in averages else averages
 
 
-def _checked(y: NDArray[np.generic], scores: Floats) -> tuple[Ints, Floats]:
+def _check(y: NDArray[np.generic], scores: Floats) -> tuple[Ints, Floats]:
     if scores.ndim != 2 or scores.shape[1] < 2:
         raise ValueError(f"scores must have shape (n, K) with K >= 2, not {scores.shape}")
     if y.shape != scores.shape[:1]:
@@ -150,10 +150,10 @@ def weighted_metrics(labels: Ints, scores: Floats, weights: Floats) -> Floats:
     squared = (scores - one_hot) ** 2
     of_label = scores[np.arange(len(labels)), labels].clip(SMALLEST_PROBABILITY, 1.0)
     chosen = [1] if classes == 2 else [int(label) for label in np.unique(labels)]
-    ranked = np.mean([_ranked(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
+    ranked = np.mean([_rank_metrics(one_hot[:, c], scores[:, c], weights) for c in chosen], axis=0)
     guessing = np.mean([_guessing(one_hot[:, c], guessed == c, weights) for c in chosen], axis=0)
-    chance, event = judged(labels, scores)
-    off = weights @ (binned(chance) * (chance - event)[:, None])
+    chance, event = calibration_events(labels, scores)
+    off = weights @ (bin_chances(chance) * (chance - event)[:, None])
     unknown = np.full(len(weights), np.nan)
     brier = squared[:, 1] if classes == 2 else squared.sum(axis=1)
     by_metric = {
@@ -199,14 +199,14 @@ def _slope(chance: Floats, event: Bools, weights: Floats) -> Floats:
     return np.where(is_settled & (events > 0) & (events < weights.sum(axis=1)), slope / spread, np.nan)
 
 
-def judged(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:
+def calibration_events(labels: Ints, scores: Floats) -> tuple[Floats, Bools]:
     """(n,) the probabilities that calibration is of, and whether what they are of came about."""
     if scores.shape[1] == 2:
         return scores[:, 1], labels == 1
     return scores.max(axis=1), scores.argmax(axis=1) == labels
 
 
-def binned(chance: Floats) -> Bools:
+def bin_chances(chance: Floats) -> Bools:
     """(n, 10) in which bin of equal width each probability (n,) is; 1 is in the last."""
     return np.asarray(np.minimum((chance * BINS).astype(np.int64), BINS - 1)[:, None] == np.arange(BINS))
 
@@ -220,7 +220,7 @@ def _guessing(positive: Bools, guessed: Bools, weights: Floats) -> Floats:
         return np.stack([2 * hit / (2 * hit + missed + false) + 0 * sensitivity, sensitivity, specificity])
 
 
-def _ranked(positive: Bools, score: Floats, weights: Floats) -> Floats:
+def _rank_metrics(positive: Bools, score: Floats, weights: Floats) -> Floats:
     """(3, B) AUROC, average precision, sensitivity at the fixed specificity; rows of one score enter together."""
     order = np.argsort(-score, kind="stable")
     begins = np.concatenate([[0], np.flatnonzero(np.diff(score[order])) + 1])

@@ -200,7 +200,7 @@ def write_page(page: Path, title: str, body: Markup) -> Path:
     return page
 
 
-def embedded(figure: Figure | str, alt: str) -> dict[str, str]:
+def embed(figure: Figure | str, alt: str) -> dict[str, str]:
     """``source`` and ``alt`` of an image that holds the figure itself; figure: drawn, or as SVG."""
     from polyclinic.evaluation.figures.canvas import to_svg
 

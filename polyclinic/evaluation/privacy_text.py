@@ -102,7 +102,7 @@ def held_out_sentence(private: Mapping[str, Any], unit: str) -> str:
     )
 
 
-def covered(unit: str, analysis: bool = False) -> list[str]:
+def epsilon_scope(unit: str, analysis: bool = False) -> list[str]:
     """Sentences on what epsilon bounds, for one ``unit`` of one hospital. analysis: whether the run trained no model."""
     if analysis:
         return [

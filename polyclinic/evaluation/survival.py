@@ -36,7 +36,7 @@ def kaplan_meier(time: Floats, event: Bools, at: Floats, before: Bools | None = 
     return np.asarray(np.append(1.0, steps)[np.searchsorted(ends, at, "right")])
 
 
-def uncensored(time: Floats, event: Bools, at: Floats) -> Floats:
+def uncensored_chance(time: Floats, event: Bools, at: Floats) -> Floats:
     """Return the chance of not being censored until each of the times ``at``.
 
     Of a patient who has the event at a time this is known already.
@@ -51,7 +51,7 @@ def uncensored(time: Floats, event: Bools, at: Floats) -> Floats:
 
 def inverse_chances(time: Floats, event: Bools) -> Floats:
     """(n,) how many patients each event stands for, with those censored before it (Robins and Rotnitzky 1992); else 0."""
-    chance = uncensored(time, event, time)
+    chance = uncensored_chance(time, event, time)
     return np.divide(event.astype(np.float64), chance, out=np.zeros(len(time)), where=chance > 0)
 
 
@@ -108,11 +108,11 @@ def brier_scores(time: Floats, event: Bools, survival: Floats, ends: Floats) -> 
         survival: (n, T) predicted at the times ``ends``.
         ends: (T,) times.
     """
-    alive, weight = settled(time, event, ends)
+    alive, weight = status_at(time, event, ends)
     return np.asarray(weight * (survival - alive) ** 2)
 
 
-def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
+def status_at(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
     """Return (n, T) whether each row had no event until each of the times, and the inverse chance of knowing it, else 0.
 
     A row that is censored at such a time had no event until then.
@@ -123,8 +123,8 @@ def settled(time: Floats, event: Bools, ends: Floats) -> tuple[Bools, Floats]:
         ends: (T,) times.
     """
     alive = np.where(event[:, None], time[:, None] > ends, time[:, None] >= ends)
-    before = uncensored(time, event, np.nextafter(ends, -np.inf))
-    chance = np.where(alive, before, uncensored(time, event, time)[:, None])
+    before = uncensored_chance(time, event, np.nextafter(ends, -np.inf))
+    chance = np.where(alive, before, uncensored_chance(time, event, time)[:, None])
     seen = (alive | event[:, None]) & (chance > 0)
     return alive, np.divide(1.0, chance, out=np.zeros(chance.shape), where=seen)
 

@@ -33,7 +33,7 @@ class Asked:
     seeds: int = 0
     methods: tuple[str, ...] = ()
 
-    def chosen(self, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    def select(self, methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
         """Those of ``methods`` that were asked for, all where none was named. Raises ConfigError for another name."""
         for name in self.methods:
             if name not in methods:

@@ -70,7 +70,7 @@ def write(name: str, asked: Asked, findings: Findings, commit: str | None = None
     """
     from polyclinic.evaluation.figures.canvas import to_svg
 
-    judged = [target.judged(asked.quick, asked.preset) for target in findings.targets]
+    judged = [target.judge(asked.quick, asked.preset) for target in findings.targets]
     head = {"name": name, "preset": asked.preset, "targets": [asdict(target) for target in judged]}
     whole = {**head, "quick": asked.quick, "commit": commit, "machine": platform.platform(), "versions": recorded_versions(),
              "config": dict(findings.config), **findings.results}  # fmt: skip

@@ -25,7 +25,7 @@ RULE = (
 class Target:
     """A result to be reached: what it is, as published, as measured here with its standard error, and the goal in words.
 
-    met: whether the numbers reach the goal, ``None`` where there is none; ``judged`` says what counts.
+    met: whether the numbers reach the goal, ``None`` where there is none; ``judge`` says what counts.
     seeds: how many independent seeds (draws of patients and noise) or splits, as ``of`` says, are behind ``measured``.
         ``None`` where nobody recorded it.
     exact: why chance has no part in it, as "closed form".
@@ -48,12 +48,12 @@ class Target:
     by: str = ""
     why: str = ""
 
-    def judged(self, quick: bool = False, preset: str = "sound") -> Target:
+    def judge(self, quick: bool = False, preset: str = "sound") -> Target:
         """The target with the verdict that counts. A short form (``quick``) gives none, nor does another ``preset`` than
         "sound", which keeps no epsilon.
 
         Examples:
-            >>> Target("R0", "accuracy", ".8", ".9", ">= .8", True, seeds=3).judged().why
+            >>> Target("R0", "accuracy", ".8", ".9", ">= .8", True, seeds=3).judge().why
             '3 seeds; a verdict needs 12'
         """
         why = self.why or self._open(quick, preset)

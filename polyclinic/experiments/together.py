@@ -46,7 +46,7 @@ def run_all(experiments: Mapping[str, Experiment], out: Path, quick: bool, say: 
         Why each experiment that failed did so, by name.
     """
     failed: dict[str, str] = {}
-    left = [name for name in experiments if not _finished(out / name, quick)]
+    left = [name for name in experiments if not _is_finished(out / name, quick)]
     hours = sum(experiments[name].hours for name in left)
     cost = "" if quick else f", about {_duration(hours)} of one core in all"
     say(f"{len(left)} of {len(experiments)} experiments are to be run{cost}; stopped, they go on where they were.")
@@ -164,7 +164,7 @@ def _read(path: Path) -> Result:
     try:
         whole = json.loads(path.read_text(encoding="utf-8"))
         quick, preset = bool(whole.get("quick")), str(whole.get("preset", "sound"))
-        targets = tuple(target_of(values).judged(quick, preset) for values in whole.get("targets", ()))
+        targets = tuple(target_of(values).judge(quick, preset) for values in whole.get("targets", ()))
         commit = whole.get("commit") or (f"file of {whole['committed']}" if whole.get("committed") else "not recorded")
         return Result(str(whole.get("name", name)), commit, quick, preset, targets)
     except DataError as error:
@@ -173,7 +173,7 @@ def _read(path: Path) -> Result:
         raise DataError(f"{path} is not the results of an experiment; remove it to run the experiment again.") from None
 
 
-def _finished(folder: Path, quick: bool) -> bool:
+def _is_finished(folder: Path, quick: bool) -> bool:
     """Whether ``folder`` has the results of this form; those of before targets had a home are none."""
     try:
         whole = json.loads((folder / RESULTS).read_text(encoding="utf-8"))

@@ -30,7 +30,7 @@ from polyclinic.plugins import dataset_of
 from polyclinic.privacy.streams import generator, keyed_stream
 from polyclinic.programs import Program, program_of
 from polyclinic.runs.folder import Run
-from polyclinic.runs.simulation import settled
+from polyclinic.runs.simulation import settle
 from polyclinic.runs.summary import Summary
 from polyclinic.server.calibration import calibrate
 from polyclinic.training.auditing.canaries import guess
@@ -120,11 +120,11 @@ class Target:
 
     @cached_property
     def members(self) -> Rows:
-        return Rows.joined([train for train, _ in self.hospitals])
+        return Rows.join([train for train, _ in self.hospitals])
 
     @cached_property
     def non_members(self) -> Rows:
-        return Rows.joined([test for _, test in self.hospitals])
+        return Rows.join([test for _, test in self.hospitals])
 
     @cached_property
     def arrays(self) -> Arrays:
@@ -254,7 +254,7 @@ def _inversion(target: Target) -> list[dict[str, Any]]:
         return []
     sides = [_one_each(rows, np.arange(rows.patients)) for rows in (target.members, target.non_members)]
     x = np.nan_to_num(np.concatenate([x for x, _ in sides]))
-    low, high, module = x.min(axis=0), x.max(axis=0), gradients.loaded(target.build, target.arrays)
+    low, high, module = x.min(axis=0), x.max(axis=0), gradients.load_module(target.build, target.arrays)
     classes = range(target.objective.label_columns(sides[0][1][:1]).shape[1])
     records = [inversion.invert(module, label, x.mean(axis=0), low, high, target.objective.losses) for label in classes]
     made = [record for record in records if record is not None]
@@ -267,7 +267,7 @@ def _inversion(target: Target) -> list[dict[str, Any]]:
 
 def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
     """(n,) scores of all patients, hospital by hospital, and (n,) who took part."""
-    pools = [Rows.joined(pair) for pair in target.hospitals]
+    pools = [Rows.join(pair) for pair in target.hospitals]
     rng = generator(target.seed, "attacks", "shadows")
     share = target.members.patients / (target.members.patients + target.non_members.patients)
     inside = [membership.assignment(pool.patients, shadows, share, rng) for pool in pools]
@@ -275,7 +275,7 @@ def _lira(target: Target, shadows: int) -> tuple[np.ndarray, np.ndarray]:
         target.task, target.build, target.program.first(target.schema), list(zip(pools, inside, strict=True)), target.settings,
         target.summary.rounds, target.seed,
     )  # fmt: skip
-    everyone = Rows.joined(pools)
+    everyone = Rows.join(pools)
 
     def score(arrays: Arrays) -> np.ndarray:
         values = target.objective.confidences(_predictions(target, everyone, arrays), everyone.y)
@@ -323,7 +323,7 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         return None
     noise = target.settings.noise_multiplier
     if noise is None:
-        noise = calibrate(settled(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
+        noise = calibrate(settle(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     plain = replace(

@@ -102,7 +102,7 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     subject = program.subject(
         Claim(settings, site.rounds_joined, rows, _kinds(columns), spent, at, seed, fault, columns)
     )
-    return subject if delta is None else replace(subject, epsilon=_claimed(subject, delta), delta=delta)
+    return subject if delta is None else replace(subject, epsilon=_claimed_epsilon(subject, delta), delta=delta)
 
 
 def _kinds(columns: tuple[Column, ...]) -> int:
@@ -111,7 +111,7 @@ def _kinds(columns: tuple[Column, ...]) -> int:
     return max(2, len(columns[0].categories)) if of_classes else 2
 
 
-def _claimed(subject: Subject, delta: float) -> float:
+def _claimed_epsilon(subject: Subject, delta: float) -> float:
     """What the rounds of training spend at ``delta``."""
     first, later = (subject.task.event(subject.settings, begun) for begun in (False, True))
     return epsilon(ComposedDpEvent([first, SelfComposedDpEvent(later, subject.rounds - 1)]), delta)

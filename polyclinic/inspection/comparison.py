@@ -95,14 +95,14 @@ def _by_fitting(run: Run, config: RunConfig, sites: Sequence[Site]) -> Measure |
     judge = judge_of(program.objective(schema))
 
     def measure(names: Sequence[str]) -> Metrics:
-        train = Rows.joined([rows[name][0] for name in names])
+        train = Rows.join([rows[name][0] for name in names])
         scale = scale_of(train)
         model = fit(task, program.builder(schema), program.first(schema), standardised(train, scale), config.seed)
         held_out = [standardised(rows[name][1], scale) for name in names]
         labels, scores = [part.y for part in held_out], program.scores(schema, model, held_out)
         pairs = dict(zip(names, zip(labels, scores, strict=True), strict=True))
         pairs["pooled"] = np.concatenate(labels), np.concatenate(scores)
-        return {name: _shown(judge.exact(*pair)) for name, pair in pairs.items()}
+        return {name: _keep_titled(judge.exact(*pair)) for name, pair in pairs.items()}
 
     return measure
 
@@ -138,8 +138,8 @@ def _metrics(config: RunConfig, grid_for: GridFor, only: str = "") -> Metrics:
         state = federate(
             grid, config, "comparison", Places(Path(home)), choose=lambda site: only in ("", site.name)
         ).state
-    return {row["site"]: _shown(row) for row in state.newest_rows()}
+    return {row["site"]: _keep_titled(row) for row in state.newest_rows()}
 
 
-def _shown(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
+def _keep_titled(metrics: Mapping[str, float | None]) -> dict[str, float | None]:
     return {name: value for name, value in metrics.items() if name in TITLES}

@@ -58,7 +58,7 @@ class Described:
             }
             name = "table1-hospitals" if made else "table1"
             made.append(self._table(name, "Patients by hospital", hospitals, self.answer["between_hospitals"]))
-        return tuple(asdict(table) | {"shown": table.shown()} for table in made)
+        return tuple(asdict(table) | {"shown": table.texts()} for table in made)
 
     def write(self, folder: Path) -> None:
         """Write ``tables/table1`` as CSV, LaTeX and HTML, and ``description.json``. Raises OSError where it cannot."""

@@ -46,7 +46,7 @@ def judge_run(
     simulation = run.simulation("each judges at home with --hospital")
     synthesizer = run.synthesizer()
     schema, dataset = synthesizer.layout.schema, simulation.config.dataset
-    quality = _judged(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    quality = _judge(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
     whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **quality}
     write_file(run.quality_file, _json(whole))
     render_report(run.path)
@@ -83,7 +83,7 @@ def judge_at_home(
     doing("reading the hospital's records")
     split = run.config().split.rule
     shard = read_shard(own_records(described, home, schema), schema, described.site, described.data, split)
-    quality = _judged(synthesizer, schema, [shard], full, seed, doing)
+    quality = _judge(synthesizer, schema, [shard], full, seed, doing)
     whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **quality}
     write_outputs(
         {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
@@ -91,7 +91,7 @@ def judge_at_home(
     return whole
 
 
-def _judged(
+def _judge(
     synthesizer: Synthesizer,
     schema: Schema,
     shards: Sequence[Shard],
@@ -101,7 +101,7 @@ def _judged(
 ) -> dict[str, Any]:
     doing("drawing synthetic patients")
     most = MOST_FULL if full else MOST
-    held_out, training = Rows.joined([shard.test for shard in shards]), Rows.joined([shard.train for shard in shards])
+    held_out, training = Rows.join([shard.test for shard in shards]), Rows.join([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
         return {"undefined": "no patient was held out" if training.patients else "no patient was trained on"}
     real = [_sample(rows, schema, seed, most) for rows in (held_out, training)]

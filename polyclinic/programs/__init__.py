@@ -11,7 +11,7 @@ from functools import lru_cache
 from importlib import import_module
 
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.errors import ConfigError, nearest
 from polyclinic.plugins import is_program, resolve
 from polyclinic.programs.program import Choice, Collected, Half, Program, State
@@ -50,14 +50,14 @@ def program_of(config: RunConfig) -> Program:
         'Games'
     """
     if is_program(config.task):
-        return _brought(config)
+        return _from_plugin(config)
     return _own(config)
 
 
 @lru_cache(maxsize=8)
 def _own(config: RunConfig) -> Program:
     module, _, name = _PLACES[config.kind.name].partition(":")
-    return _made(getattr(import_module(f"{__name__}.{module}"), name), config)
+    return _make(getattr(import_module(f"{__name__}.{module}"), name), config)
 
 
 def forget_programs() -> None:
@@ -74,29 +74,29 @@ def forget_programs() -> None:
     _own.cache_clear()
 
 
-def _brought(config: RunConfig) -> Program:
+def _from_plugin(config: RunConfig) -> Program:
     kind = resolve("programs", config.task)
     if not (isinstance(kind, type) and issubclass(kind, Program)):
         raise ConfigError(
             f"Configuration key 'task' has the value {config.task!r}, which must stand for a subclass of "
             f"polyclinic.programs.Program, not for an object of type {type(kind).__name__}."
         )
-    return _made(kind, config)
+    return _make(kind, config)
 
 
-def _made(kind: type[Program], config: RunConfig) -> Program:
+def _make(kind: type[Program], config: RunConfig) -> Program:
     options = config.program_options if "task-options" in config.kind.reads else {}
     allowed = {field.name: field.default for field in fields(kind)[1:]}
     for name, value in options.items():
         if name not in allowed:
             raise ConfigError(
-                f"Configuration key 'task-options' names {dashed(name)!r}; the task {config.task!r} takes "
-                f"{', '.join(map(dashed, allowed)) or 'no options'}.{nearest(name, allowed)}"
+                f"Configuration key 'task-options' names {with_dashes(name)!r}; the task {config.task!r} takes "
+                f"{', '.join(map(with_dashes, allowed)) or 'no options'}.{nearest(name, allowed)}"
             )
         types, what = _TYPES.get(type(allowed[name]), ((object,), ""))
         if not isinstance(value, types) or (isinstance(value, bool) and bool not in types and what):
             raise ConfigError(
-                f"Configuration key 'task-options' has {dashed(name)} {repr(value)[:50]}; it must be {what}."
+                f"Configuration key 'task-options' has {with_dashes(name)} {repr(value)[:50]}; it must be {what}."
             )
     try:
         return kind(config, **options)

@@ -10,7 +10,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from polyclinic.config import RunConfig
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, failing, nearest
 from polyclinic.plugins import model_named
@@ -45,7 +45,7 @@ class Model:
         try:
             return signature(self.made_by).parameters
         except (TypeError, ValueError):  # it cannot be called, or is written in C
-            raise self._refused("makes no torch module: it must be a function, a class or a torch nn.Module") from None
+            raise self._refusal("makes no torch module: it must be a function, a class or a torch nn.Module") from None
 
     def builder(self, features: int, outputs: int, schema: Schema | None) -> Builder:
         """A function that makes empty modules.
@@ -76,12 +76,12 @@ class Model:
             with failing(f"{what}, which does not build a torch module from ({', '.join(arguments)})"):
                 module = made_by(**arguments)
             if not isinstance(module, nn.Module):
-                raise self._refused(f"must build a torch nn.Module, not a {type(module).__name__}")
+                raise self._refusal(f"must build a torch nn.Module, not a {type(module).__name__}")
             return module
 
         return build
 
-    def _refused(self, reason: str) -> ConfigError:
+    def _refusal(self, reason: str) -> ConfigError:
         return ConfigError(f"Configuration key 'model' has the value {self.config.model!r}, which {reason}.")
 
 
@@ -102,10 +102,10 @@ def check_options(model: str, make: Any, options: Mapping[str, Any], given: Coll
     names = [part.name for part in taken if part.kind in (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)]
     unknown = [name for name in options if name not in names]
     if unknown and callable(make) and not any(part.kind is Parameter.VAR_KEYWORD for part in taken):
-        options_taken = [dashed(name) for name in names]
+        options_taken = [with_dashes(name) for name in names]
         raise ConfigError(
-            f"The model {model!r} has no option {dashed(unknown[0])!r}; allowed are {', '.join(options_taken) or 'none'}."
-            f"{nearest(dashed(unknown[0]), options_taken)}"
+            f"The model {model!r} has no option {with_dashes(unknown[0])!r}; allowed are {', '.join(options_taken) or 'none'}."
+            f"{nearest(with_dashes(unknown[0]), options_taken)}"
         )
     lacking = [
         part.name
@@ -114,5 +114,6 @@ def check_options(model: str, make: Any, options: Mapping[str, Any], given: Coll
     ]
     if lacking:
         raise ConfigError(
-            f"The model {model!r} needs the option {dashed(lacking[0])!r}; give it in {key}, as '{dashed(lacking[0])}=1'."
+            f"The model {model!r} needs the option {with_dashes(lacking[0])!r}; give it in {key}, as "
+            f"'{with_dashes(lacking[0])}=1'."
         )

@@ -13,7 +13,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.plugins import dataset_of
 from polyclinic.programs.program import Collected, Half, State
-from polyclinic.programs.synthetic import Synthetic, made
+from polyclinic.programs.synthetic import Synthetic, make_model
 from polyclinic.synthesis.flows.recipe import Recipe
 from polyclinic.synthesis.flows.synthesizer import FlowRows
 from polyclinic.synthesis.layout import Layout
@@ -45,7 +45,7 @@ class Densities(Synthetic):
 
     def recipe(self, layout: Layout) -> Recipe:
         """The run's density. Raises ConfigError for an unknown name, or an option that it does not take."""
-        recipe = made("densities", self.config, layout, self.options)
+        recipe = make_model("densities", self.config, layout, self.options)
         if not isinstance(recipe, Recipe):
             raise ConfigError(
                 f"Configuration key 'model' has the value {self.config.model!r}, which makes no polyclinic Recipe."

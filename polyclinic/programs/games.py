@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, ClassVar, cast
 import numpy as np
 from dp_accounting import DpEvent
 
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
-from polyclinic.installed import claimed
+from polyclinic.installed import claim_of
 from polyclinic.plugins import BUILT_IN, dataset_of
 from polyclinic.privacy.accounting import usual_delta
 from polyclinic.programs.program import Choice, Collected, Half, State
-from polyclinic.programs.synthetic import Synthetic, made
+from polyclinic.programs.synthetic import Synthetic, make_model
 from polyclinic.synthesis.games.game import Game
 from polyclinic.synthesis.games.generator import Play, generator_steps, penalised
 from polyclinic.synthesis.games.state import GeneratorState, due, first_state
@@ -67,8 +67,8 @@ class Games(Synthetic):
         """The run's game. Raises ConfigError for an unknown name, an option that it does not take, or a schema that it
         cannot do."""
         config = self.config
-        options = {dashed(key): value for key, value in self.options.items()}
-        game = made("games", config, layout, options)
+        options = {with_dashes(key): value for key, value in self.options.items()}
+        game = make_model("games", config, layout, options)
         if not isinstance(game, Game):
             raise ConfigError(
                 f"Configuration key 'model' has the value {config.model!r}, which makes no polyclinic Game."
@@ -81,7 +81,7 @@ class Games(Synthetic):
         if config.model in BUILT_IN["games"]:
             return game
         # A stranger's game is made again by the stranger's function, though it began as one of ours.
-        point = claimed("games", config.model, BUILT_IN["games"])
+        point = claim_of("games", config.model, BUILT_IN["games"])
         return replace(game, made_by=point.value if point else config.model, options=options)
 
     def check(self, schema: Schema) -> None:

@@ -73,7 +73,7 @@ class Supervised(Program):
     def objective(self, schema: Schema) -> Objective:
         return self._towards(schema.labels)
 
-    def _made(self, build: Builder, arrays: Arrays, schema: Schema) -> Tensor | None:
+    def _trial_output(self, build: Builder, arrays: Arrays, schema: Schema) -> Tensor | None:
         """What the model makes of made-up rows; None of a task that other packages bring, which may want anything.
 
         Raises ConfigError for outputs that the task does not take.
@@ -113,14 +113,14 @@ class Supervised(Program):
         self.local(schema)
         from polyclinic.training.modules import are_probabilities
 
-        made = self._made(self.builder(schema), self.first(schema), schema)
+        made = self._trial_output(self.builder(schema), self.first(schema), schema)
         if made is not None and self.objective(schema).has_classes and are_probabilities(made):
             _warn_of_probabilities(self.config.model)
 
     def check_training(
         self, task: Task, schema: Schema, build: Builder, arrays: Arrays, settings: TrainSettings
     ) -> None:
-        self._made(build, arrays, schema)
+        self._trial_output(build, arrays, schema)
         super().check_training(task, schema, build, arrays, settings)
 
     @property

@@ -178,7 +178,7 @@ def making(config: RunConfig) -> AbstractContextManager[None]:
     )
 
 
-def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, Any]) -> Any:
+def make_model(group: str, config: RunConfig, layout: Layout, options: Mapping[str, Any]) -> Any:
     """The object that the run's model of ``group`` makes of the layout and the options.
 
     Args:
@@ -190,7 +190,7 @@ def made(group: str, config: RunConfig, layout: Layout, options: Mapping[str, An
     Examples:
         >>> from polyclinic.plugins import dataset_of
         >>> config = RunConfig(task="synthesis", model="maf")
-        >>> made("densities", config, Layout.of(dataset_of(config).schema), {"hidden": 16}).hidden
+        >>> make_model("densities", config, Layout.of(dataset_of(config).schema), {"hidden": 16}).hidden
         16
     """
     make = resolve(group, config.model)

@@ -117,7 +117,7 @@ class Description:
             value = patient_values(shard, column.name)
             occurring = noise is None and _is_numeric(column)
             values.append(np.unique(value[~np.isnan(value)]) if occurring else _values(column, self.bins))
-            counts = _counted(column, value, values[-1], groups, len(names))
+            counts = _count_cells(column, value, values[-1], groups, len(names))
             blocks.append(_noisy(column, counts, noise, stream).reshape(-1))
         arrays = {"patients": np.concatenate(blocks), "cells": np.array([len(at) for at in values], dtype=np.int64)}
         return Answer(arrays if noise is not None else arrays | {"values": np.concatenate(values)})
@@ -125,10 +125,10 @@ class Description:
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The columns of all hospitals together and of each, overall and by group, and how much groups and hospitals differ."""
         by_site = [self._read(schema, answer) for answer in answers]
-        together = [[added(group) for group in zip(*column, strict=True)] for column in zip(*by_site, strict=True)]
+        together = [[add_cells(group) for group in zip(*column, strict=True)] for column in zip(*by_site, strict=True)]
         sites = [answer.site for answer in answers]
         between = {
-            column.name: _largest(dict(zip(sites, map(added, of_sites), strict=True)))
+            column.name: _largest(dict(zip(sites, map(add_cells, of_sites), strict=True)))
             for column, of_sites in zip(self.parts(schema), zip(*by_site, strict=True), strict=True)
         }
         facts = {"exact": self.epsilon is None, "by": self.by or None, "bins": self.bins, "fewest": self.fewest}
@@ -157,7 +157,7 @@ class Description:
         """How many patients there are, and of each column its figures, overall and by group."""
         names = self.groups(schema)
         by_column = [{name: part for name, part in zip(names, groups, strict=True) if name} for groups in columns]
-        wholes, few = [added(groups) for groups in columns], self.fewest
+        wholes, few = [add_cells(groups) for groups in columns], self.fewest
         everyone, sizes = _size(wholes), {name: _size([groups[name] for groups in by_column]) for name in names if name}
         figures = {
             whole.column.name: {
@@ -173,7 +173,7 @@ class Description:
 
 @lru_cache(maxsize=16)
 def _plan(epsilon: float, pricing: Pricing) -> Plan:
-    return pricing.calibrated(Plan, epsilon)
+    return pricing.calibrate(Plan, epsilon)
 
 
 def _is_numeric(column: Column) -> bool:
@@ -188,7 +188,7 @@ def _values(column: Column, bins: int) -> Floats:
     return np.asarray((at[:-1] + at[1:]) / 2)
 
 
-def _counted(column: Column, value: Reals, at: Reals, group: Ints, groups: int) -> Ints:
+def _count_cells(column: Column, value: Reals, at: Reals, group: Ints, groups: int) -> Ints:
     """(groups, cells) patients by the nearest of the cells ``at``, those without a value last where one may be missing.
 
     One patient added or removed changes one count by 1.
@@ -205,11 +205,11 @@ def _noisy(column: Column, counts: Ints, noise_multiplier: float | None, stream:
         return noisy(counts.reshape(-1) * FINE, noise_multiplier, stream).reshape(counts.shape) / FINE
     cells = counts.shape[1] - column.nullable
     points = math.floor(FINE / running.norm(cells) * (1 - 1e-12))
-    rows = noisy(mixed(counts, cells, points).reshape(-1), noise_multiplier, stream).reshape(counts.shape)
+    rows = noisy(mix_cells(counts, cells, points).reshape(-1), noise_multiplier, stream).reshape(counts.shape)
     return np.stack([np.append(running.unmix(row[:cells] / points / running.ONE), row[cells:] / FINE) for row in rows])
 
 
-def mixed(counts: Ints, cells: int, points: int) -> Ints:
+def mix_cells(counts: Ints, cells: int, points: int) -> Ints:
     """(groups, cells) whole numbers that noise is added to; the missing cell is not mixed.
 
     One patient, who is in one cell of one group, moves them by ``FINE`` in L2 at most.
@@ -324,7 +324,7 @@ def _below(cells: int, level: float) -> tuple[Floats, Floats]:
     return weights, running.errors(weights, 1.0)
 
 
-def added(parts: Sequence[Cells]) -> Cells:
+def add_cells(parts: Sequence[Cells]) -> Cells:
     """Several groups' or hospitals' cells of one column, whose patients are different ones, together."""
     values = np.unique(np.concatenate([part.values for part in parts]))
     patients = np.zeros(len(values))

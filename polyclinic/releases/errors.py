@@ -51,11 +51,11 @@ class Errors(Measured):
 
     def rows(self, labels: Labels, scores: Floats) -> Floats:
         """(n, Q) what each row adds, from -1 to 1."""
-        missed = self._clipped(scores[:, 0] - labels)
-        label = self._clipped(labels - public_scale(self.objective.number())[0])
+        missed = self._clip(scores[:, 0] - labels)
+        label = self._clip(labels - public_scale(self.objective.number())[0])
         return np.stack([np.ones(len(labels)), np.abs(missed), missed, missed**2, label, label**2], axis=1)
 
-    def _clipped(self, values: Floats) -> Floats:
+    def _clip(self, values: Floats) -> Floats:
         """As shares of the distance; what is not finite is as far as can be."""
         return np.nan_to_num(values / self.distance, nan=1.0, posinf=1.0, neginf=-1.0).clip(-1.0, 1.0)
 
@@ -73,7 +73,7 @@ class Errors(Measured):
         points = self.rows(labels, scores) * (FINE / of_patient[number])[:, None]
         return np.asarray(np.trunc(points).astype(np.int64).sum(axis=0), dtype=np.int64)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return ErrorSums(counts, deviation, self.distance)
 
 
@@ -92,10 +92,10 @@ class QuantileErrors(Errors):
         inside = labels <= scores[:, -1]
         if len(level) > 1:
             inside &= labels >= scores[:, 0]
-        errors = [np.abs(self._clipped(part)) for part in (missed[:, objective.middle], pinball)]
+        errors = [np.abs(self._clip(part)) for part in (missed[:, objective.middle], pinball)]
         return np.stack([np.ones(len(labels)), *errors, inside], axis=1)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return QuantileSums(counts, deviation, self.distance)
 
 

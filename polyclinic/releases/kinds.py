@@ -70,7 +70,7 @@ def answer_of_json(plain: Mapping[str, Any]) -> dict[str, Any]:
         answer["schema"] = Schema.from_dict(schema)
     if imputer := answer.get("imputer"):
         moments = np.array(imputer["mean"]), np.array(imputer["covariance"])
-        answer["imputer"] = Imputer.checked(tuple(imputer["features"]), *moments)
+        answer["imputer"] = Imputer.from_moments(tuple(imputer["features"]), *moments)
     return answer
 
 

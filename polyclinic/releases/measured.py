@@ -95,14 +95,16 @@ class Measured(ABC):
         return parts
 
     @abstractmethod
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         """A noised answer, in patients, whose parts have noise of the standard deviation."""
 
     def answer(self, counts: Ints, stream: Stream) -> Noised:
         """``count`` of one hospital with noise, to be called only after ``event`` was charged."""
         parts = self.parts(counts)
         noisy = gaussian(self.noise_multiplier, self.sensitivity).release(parts.reshape(-1), stream).value / FINE
-        return self.noised(self.whole(noisy.reshape(parts.shape)), self.noise_multiplier * self.sensitivity / FINE)
+        return self.noisy_answer(
+            self.whole(noisy.reshape(parts.shape)), self.noise_multiplier * self.sensitivity / FINE
+        )
 
 
 @lru_cache(maxsize=64)
@@ -164,7 +166,7 @@ class Noised(ABC):
         return []
 
     @staticmethod
-    def pooled(parts: Iterable[Noised]) -> Noised:
+    def pool(parts: Iterable[Noised]) -> Noised:
         """The answers of several hospitals, whose patients are different ones, added; their noises are independent."""
         first, *rest = parts
         total = np.sum([first.counts, *(part.counts for part in rest)], axis=0)

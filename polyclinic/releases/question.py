@@ -35,7 +35,7 @@ class Pricing:
     Examples:
         >>> from polyclinic.privacy.events import gaussian_event
         >>> pricing = Pricing(delta=1e-5)
-        >>> round(pricing.cost(gaussian_event(4.0)), 2), round(pricing.calibrated(gaussian, 1.0).event.noise_multiplier, 2)
+        >>> round(pricing.cost(gaussian_event(4.0)), 2), round(pricing.calibrate(gaussian, 1.0).event.noise_multiplier, 2)
         (0.93, 3.73)
     """
 
@@ -47,7 +47,7 @@ class Pricing:
         """The epsilon of an event by itself."""
         return epsilon(event, self.delta, self.accountant, self.relation)
 
-    def calibrated(self, make: Callable[[float], M], target: float, least: float = 0.0) -> M:
+    def calibrate(self, make: Callable[[float], M], target: float, least: float = 0.0) -> M:
         """What ``make`` gives for the least noise multiplier whose event costs at most ``target``.
 
         Args:

@@ -160,7 +160,7 @@ def _plan(question: Relations, schema: Schema, pricing: Pricing) -> Plan:
     if len(layout(schema).shown) > _MOST_FEATURES:
         raise ConfigError(f"Schema {schema.name!r} has more than {_MOST_FEATURES} encoded features; leave columns out.")
     check_epsilon(question.epsilon)
-    return Plan(None) if question.epsilon is None else pricing.calibrated(Plan, question.epsilon)
+    return Plan(None) if question.epsilon is None else pricing.calibrate(Plan, question.epsilon)
 
 
 def totals(shard: Shard) -> Ints:
@@ -178,7 +178,7 @@ def totals(shard: Shard) -> Ints:
         [1.5, 0.42, 0.42]
     """
     how, train = layout(shard.schema), shard.train
-    rows, scale = _shown(train.x, shard.schema, how), _scale(how.size)
+    rows, scale = _row_vectors(train.x, shard.schema, how), _scale(how.size)
     order = np.argsort(train.patient, kind="stable")
     counts = np.bincount(train.patient, minlength=train.patients)
     ends = np.cumsum(counts)
@@ -193,7 +193,7 @@ def totals(shard: Shard) -> Ints:
     return total
 
 
-def _shown(x: Floats, schema: Schema, how: Layout) -> Floats:
+def _row_vectors(x: Floats, schema: Schema, how: Layout) -> Floats:
     """(rows, size): what each row shows, of squared length ``how.square`` at most."""
     gone = missing(x, schema)
     shown = np.ones((len(x), how.size))
@@ -245,4 +245,4 @@ def imputer_of(answers: Sequence[Reals], noise_multipliers: Sequence[float | Non
     mean, whole = np.zeros(size), np.eye(size)
     mean[list(how.shown)] = np.clip(np.diag(sums), -1.0, 1.0)
     whole[np.ix_(how.shown, how.shown)] = (covariance + covariance.T) / 2
-    return Imputer.checked(feature_names(schema), mean, whole)
+    return Imputer.from_moments(feature_names(schema), mean, whole)

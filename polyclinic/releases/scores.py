@@ -62,7 +62,7 @@ class Scores(Measured):
     def whole(self, parts: Floats) -> Floats:
         return np.asarray(parts @ _BINS_OF.T)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return ScoreCounts(counts, deviation)
 
 
@@ -77,7 +77,7 @@ class LabelScores(Scores):
     def count(self, labels: Labels, scores: Floats, patient: Ints) -> Ints:
         return _count([(scores[:, label], labels[:, label] > 0) for label in range(self.classes)], patient, FINE)
 
-    def noised(self, counts: Floats, deviation: float) -> Noised:
+    def noisy_answer(self, counts: Floats, deviation: float) -> Noised:
         return LabelCounts(counts, deviation)
 
 

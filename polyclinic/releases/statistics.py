@@ -184,8 +184,8 @@ class Statistic:
         entries = 1 if self.statistic == "count" or (whole and not replaced) else 2
         pure = (2.0 if replaced else 1.0) / self.epsilon
 
-        def planned(make: Callable[[float], Mechanism], points: int = 1, least: float = 0.0) -> Plan:
-            return pricing.calibrated(lambda z: Plan(make(z), points, z), self.epsilon, least)
+        def plan_of(make: Callable[[float], Mechanism], points: int = 1, least: float = 0.0) -> Plan:
+            return pricing.calibrate(lambda z: Plan(make(z), points, z), self.epsilon, least)
 
         if mechanism == "exponential":
             if self.statistic != "quantile":
@@ -194,18 +194,18 @@ class Statistic:
                 )
             level = self.level
             sensitivity = max(level.numerator, level.denominator - level.numerator)
-            return planned(lambda z: exponential(1.0 / z, sensitivity), least=pure)
+            return plan_of(lambda z: exponential(1.0 / z, sensitivity), least=pure)
         if mechanism == "randomised-response":
             self._check_response(replaced, pricing.relation)
             answers = 2 if self.statistic == "count" else len(self.cells(schema))
-            return planned(lambda z: randomised_response(1.0 / z, answers), least=0.5 * pure)
+            return plan_of(lambda z: randomised_response(1.0 / z, answers), least=0.5 * pure)
         if mechanism == "laplace":
             points = 1 if whole else FINE
-            return planned(lambda z: laplace(z, points, entries), points, pure)
+            return plan_of(lambda z: laplace(z, points, entries), points, pure)
         if mechanism == "gaussian":
-            return planned(gaussian, FINE)
+            return plan_of(gaussian, FINE)
         points = 1 if whole else _COARSE
-        return planned(lambda z: discrete_gaussian(z, points, entries), points)
+        return plan_of(lambda z: discrete_gaussian(z, points, entries), points)
 
     def _check_response(self, replaced: bool, relation: str) -> None:
         if not replaced:
@@ -417,14 +417,17 @@ def totals(question: Statistic, shard: Shard, points: int) -> Ints:
     """
     if question.statistic == "mean":
         low, high = bounds(askable(shard.schema, question.column))
-        value = patient_values(shard, question.column)[selected(question, shard)]
+        value = patient_values(shard, question.column)[select_patients(question, shard)]
         upper = to_grid((value[~np.isnan(value)] - low) / (high - low), 1.0, points)
         return np.array([(points - upper).sum(), upper.sum()], dtype=np.int64)
     numbers = cell_numbers(question, shard)
     if question.statistic == "count":
         return np.array([numbers.sum()], dtype=np.int64) * points
     cells = len(question.cells(shard.schema))
-    return np.bincount(numbers[selected(question, shard) & (numbers >= 0)], minlength=cells).astype(np.int64) * points
+    return (
+        np.bincount(numbers[select_patients(question, shard) & (numbers >= 0)], minlength=cells).astype(np.int64)
+        * points
+    )
 
 
 def cell_numbers(question: Statistic, shard: Shard) -> Ints:
@@ -439,7 +442,7 @@ def cell_numbers(question: Statistic, shard: Shard) -> Ints:
         [1, 2, 3]
     """
     if question.statistic == "count":
-        counted = selected(question, shard)
+        counted = select_patients(question, shard)
         if question.column:
             counted &= ~np.isnan(patient_values(shard, question.column))
         return counted.astype(np.int64)
@@ -454,7 +457,7 @@ def cell_numbers(question: Statistic, shard: Shard) -> Ints:
     return np.asarray(np.where(missing, none, np.nan_to_num(value)), dtype=np.int64)
 
 
-def selected(question: Statistic, shard: Shard) -> Bools:
+def select_patients(question: Statistic, shard: Shard) -> Bools:
     """(patients,) bool: who fulfils every condition.
 
     Examples:
@@ -462,7 +465,7 @@ def selected(question: Statistic, shard: Shard) -> Bools:
         >>> schema = Schema(name="ward", unit="record", columns=columns)
         >>> ages, died = np.array([[-0.4], [0.2], [0.8]]), np.array([0, 0, 1])  # 30, 60 and 90 years, as encoded
         >>> shard = Shard("north", schema, ages, died, patient=np.arange(3), is_test=np.zeros(3, dtype=bool))
-        >>> selected(Statistic("count", where=("age >= 50", "died == 0"), epsilon=1.0), shard).tolist()
+        >>> select_patients(Statistic("count", where=("age >= 50", "died == 0"), epsilon=1.0), shard).tolist()
         [False, True, False]
     """
     conditions = question.conditions(shard.schema)
@@ -505,7 +508,7 @@ def quantile_scores(question: Statistic, shard: Shard) -> Ints:
         >>> quantile_scores(Statistic("quantile", "age", bins=4, epsilon=1.0), shard).tolist()  # of 0, 25, 50, 75 and 100
         [-3, -3, -1, -1, -3]
     """
-    value = patient_values(shard, question.column)[selected(question, shard)]
+    value = patient_values(shard, question.column)[select_patients(question, shard)]
     value = np.sort(value[~np.isnan(value)])
     at = candidates(question, shard.schema)
     below, above = np.searchsorted(value, at, "left"), len(value) - np.searchsorted(value, at, "right")

@@ -30,7 +30,7 @@ from polyclinic.ehr.prepared import (
     cell_count,
     check_columns,
     edges,
-    prepared,
+    prepare_schema,
     standard_error,
 )  # fmt: skip
 from polyclinic.ehr.schema import Column, Schema
@@ -132,9 +132,9 @@ class Survey:
     def conclude(self, schema: Schema, answers: Sequence[HospitalAnswer]) -> Conclusion:
         """The prepared schema, and for each column what was counted and what it alone cost."""
         columns = self.parts(schema)
-        by_column = zip(*(_counted(answer.answer, columns) for answer in answers), strict=True)
-        added = {column.name: _added(counts) for column, counts in zip(columns, by_column, strict=True)}
-        product, figures_of_columns = prepared(schema, added, self.rules)
+        by_column = zip(*(_split_counts(answer.answer, columns) for answer in answers), strict=True)
+        added = {column.name: _add_counts(counts) for column, counts in zip(columns, by_column, strict=True)}
+        product, figures_of_columns = prepare_schema(schema, added, self.rules)
         plans = [self.plan(schema, answer.pricing) for answer in answers]
         figures: dict[str, Any] = {}
         for column in columns:
@@ -151,7 +151,7 @@ class Survey:
         return Conclusion(facts, [{"noise_multiplier": plan.noise_multiplier} for plan in plans], {"schema": product})
 
 
-def _counted(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
+def _split_counts(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
     """One hospital's counts, column by column."""
     names = iter(answer.names)
     parts = np.split(answer.arrays["patients"], np.cumsum(answer.arrays["cells"])[:-1])
@@ -161,7 +161,7 @@ def _counted(answer: Answer, columns: Sequence[Column]) -> list[Counted]:
     ]
 
 
-def _added(counts: Sequence[Counted]) -> Counted:
+def _add_counts(counts: Sequence[Counted]) -> Counted:
     """Several hospitals' counts of one column; a value that a hospital tells nothing of counts as none there."""
     error = float(np.sqrt(sum(counted.error**2 for counted in counts)))
     if not any(counted.names for counted in counts):
@@ -240,7 +240,7 @@ def _plan(survey: Survey, schema: Schema, pricing: Pricing) -> Plan:
     threshold_delta = _THRESHOLDS * pricing.delta / max(opened, 1)
     if survey.epsilon is None:
         return Plan(survey, columns, None, threshold_delta)
-    return pricing.calibrated(lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon)
+    return pricing.calibrate(lambda noise: Plan(survey, columns, noise, threshold_delta), survey.epsilon)
 
 
 def _column_answer(plan: Plan, column: Column, shard: Shard, stream: Stream) -> tuple[Reals, tuple[str, ...]]:

@@ -117,7 +117,7 @@ def combined_regression(
     method = program.method(schema)
     assert isinstance(method, ExactRegression)  # without privacy
 
-    def fitted(rows: pd.DataFrame) -> tuple[Floats, Floats]:
+    def fit_rows(rows: pd.DataFrame) -> tuple[Floats, Floats]:
         fit = _fit(method, schema, rows)
         if missing := [
             name for name, estimate in zip(fit.names, fit.estimates, strict=True) if not np.isfinite(estimate)
@@ -127,7 +127,7 @@ def combined_regression(
 
     products = zip(method.design.names, method.design.products, strict=True)
     interactions = tuple(name for name, product in products if len({factor for factor, _ in product}) > 1)
-    inference = analyse_sets(certificate, columns, fitted, patients, of.certified)
+    inference = analyse_sets(certificate, columns, fit_rows, patients, of.certified)
     return CombinedRegression(formula, family, method.names, inference, interactions)
 
 

@@ -66,17 +66,17 @@ class Scorer(nn.Module):
     def forward(self, columns: Mapping[str, Tensor]) -> Tensor:
         blocks, allowed = [], torch.tensor(True)
         for column in self.schema.features:
-            block, fits = _encoded([columns[name] for name in column.record_names], column)
+            block, fits = _encode([columns[name] for name in column.record_names], column)
             blocks += [block, block.isnan().double()] if column.indicator else [block]
             allowed = allowed & fits
-        x = self._filled(torch.cat(blocks, 1))
+        x = self._fill(torch.cat(blocks, 1))
         x = (x - self.mean) / self.std
         if not getattr(self.model, "reads_missing", False):
             x = torch.where(x.isnan(), 0.0, x)  # the mean, as in training
         scores = self.predictions(self.model(x.to(next(self.model.parameters()).dtype)))
         return torch.where(allowed[:, None], scores, torch.nan).double()
 
-    def _filled(self, x: Tensor) -> Tensor:
+    def _fill(self, x: Tensor) -> Tensor:
         if self.imputation == "constant":
             fills = torch.zeros(x.shape[1], dtype=torch.float64)
             for column, at in feature_slices(self.schema):
@@ -118,7 +118,7 @@ class Scorer(nn.Module):
         return torch.cat([*parts, filled[:, end:]], 1)
 
 
-def _encoded(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
+def _encode(cells: list[Tensor], column: Column) -> tuple[Tensor, Tensor]:
     """(rows, width) float64 cells of a column as ``ehr.encoding`` has them, and (rows,) whether the schema allows them."""
     if column.kind == "code_set":
         codes = cells[0].double()
@@ -295,14 +295,14 @@ def _torchscript(scorer: Scorer, described: dict[str, Any]) -> Callable[[Path], 
     return lambda path: torch.jit.save(traced, str(path), _extra_files={_DESCRIPTION: json_text(described)})
 
 
-def _exported(scorer: Scorer) -> torch.export.ExportedProgram:
+def _export(scorer: Scorer) -> torch.export.ExportedProgram:
     rows = _examples(scorer.schema)
     shapes = {name: {0: torch.export.Dim("rows")} for name in rows}
     return torch.export.export(scorer, (rows,), dynamic_shapes=(shapes,))
 
 
 def _torch_export(scorer: Scorer, described: dict[str, Any]) -> Callable[[Path], None]:
-    program = _exported(scorer)
+    program = _export(scorer)
 
     def write(path: Path) -> None:
         with path.open("wb") as file:
@@ -324,7 +324,7 @@ def _onnx(scorer: Scorer, described: dict[str, Any]) -> bytes:
     coded = {c.name: c for c in scorer.schema.features if c.categories and c.kind != "code_set"}
     names = [f"{name} code" if name in coded else name for name in _examples(scorer.schema)]
     made = torch.onnx.export(
-        _exported(scorer),
+        _export(scorer),
         input_names=names,
         output_names=[described["output"]["name"]],
         dynamo=True,

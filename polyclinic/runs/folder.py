@@ -27,7 +27,7 @@ from polyclinic.files import SECRET, Content, NewFile, as_text, locked, write_fi
 from polyclinic.runs.history import Record, records_in
 from polyclinic.runs.json_text import json_text
 from polyclinic.runs.summary import Summary
-from polyclinic.toml import checked, read_toml
+from polyclinic.toml import build_model, read_toml
 from polyclinic.types import Arrays
 from polyclinic.wire.versions import PRIVACY_FORMAT, recorded_versions, version_conflict, version_title, versions
 
@@ -284,7 +284,7 @@ class Run:
 
     def summary(self) -> Summary:
         """The run's outcome. Raises ConfigError when the run has not finished, DataError when the file is damaged."""
-        return checked(Summary, self.summary_json(), str(self.summary_file), DataError)
+        return build_model(Summary, self.summary_json(), str(self.summary_file), DataError)
 
     def summary_json(self) -> dict[str, Any]:
         """What summary.json holds, for pages and commands that show all of it. Raises as ``summary``."""

@@ -18,12 +18,12 @@ def json_text(value: Any, indent: int | None = None) -> str:
         '{"epsilon": null, "rounds": 2}'
     """
     try:
-        return _joined(value, indent)
+        return _dump(value, indent)
     except ValueError:
-        return _joined(_without_infinities(value), indent)
+        return _dump(_without_infinities(value), indent)
 
 
-def _joined(value: Any, indent: int | None) -> str:
+def _dump(value: Any, indent: int | None) -> str:
     """As ``json.dumps``, which would hold every word of a text of a gigabyte apart."""
     if indent is None:
         return json.dumps(value, allow_nan=False)

@@ -20,7 +20,7 @@ from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import Rows
 from polyclinic.ehr.sources.cells import MISSING, usual_name
 from polyclinic.ehr.sources.chunks import Chunk
-from polyclinic.ehr.sources.columns import ColumnMapping, Origin, mapped, own_schema
+from polyclinic.ehr.sources.columns import ColumnMapping, Origin, map_columns, own_schema
 from polyclinic.ehr.split import Split
 from polyclinic.errors import ConfigError, several
 from polyclinic.objectives.objective import Objective, made_up_labels
@@ -105,7 +105,7 @@ def predict(
     else:
         records, notes = _as_schema(table, schema, mapping or ColumnMapping(), source)
     strange = _without_strangers(records, schema)
-    encoded, places, refused = _allowed(records, schema, source, "patients" if of_visits else "rows")
+    encoded, places, refused = _encode_allowed(records, schema, source, "patients" if of_visits else "rows")
     imputer = read_imputer(config.data.imputer_file) if config.data.imputation == "chained" else None
     x = filled(encoded.x, schema, config.data.imputation, imputer)
     objective = program.objective(schema)
@@ -138,7 +138,7 @@ def _without_strangers(records: pd.DataFrame, schema: Schema) -> list[str]:
     return [f"Categories that the model does not know are read as missing, in {several(read, most=8)}."] if read else []
 
 
-def _allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
+def _encode_allowed(records: pd.DataFrame, schema: Schema, source: str, what: str) -> tuple[Encoded, Ints, list[str]]:
     """The encoded rows whose features the schema allows, their places, and a note that counts the others.
 
     Raises CellsRefused for a label that is missing or not allowed.
@@ -322,5 +322,5 @@ def _as_schema(
         for name in set(column.record_names) & {*cells.columns}:
             cells[name] = cells[name].mask(cells[name].isin(marks), None)
     require_columns(cells, tuple(column for column in own.columns if column.is_read), source)
-    (chunk,) = mapped([Chunk(cells, source, 0)], mapping, part)
+    (chunk,) = map_columns([Chunk(cells, source, 0)], mapping, part)
     return chunk.records, notes

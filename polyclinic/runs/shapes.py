@@ -79,7 +79,7 @@ def shape_functions(run: Run) -> pd.DataFrame:
             doubled = 2.0 if _are_two(objective) else 1.0
             parts.append(shown.assign(output=name, value=values[:, output], noise=doubled * spread))
     table = pd.concat(parts, ignore_index=True)
-    return _merged(table)[["column", "low", "high", "category", "output", "value", "noise"]]
+    return _merge(table)[["column", "low", "high", "category", "output", "value", "noise"]]
 
 
 def contributions(run: Run, predicted: Predicted) -> pd.DataFrame:
@@ -179,7 +179,7 @@ def _edges(column: Column, model: Additive, scale: tuple[Floats, Floats] | None)
     return np.array([low, *inner[(inner > low) & (inner < high)], high])
 
 
-def _merged(table: pd.DataFrame) -> pd.DataFrame:
+def _merge(table: pd.DataFrame) -> pd.DataFrame:
     """Stretches of a number next to each other that have one value as one."""
     values = table[["column", "output", "value", "noise"]]
     same = table["low"].notna() & (values == values.shift()).all(axis=1)

@@ -78,7 +78,7 @@ class SimulatedDataset:
 
     @classmethod
     def of(cls, config: RunConfig) -> SimulatedDataset:
-        return _dataset_of(config, _written(config.data.schema_file) if config.data.schema_file else 0)
+        return _dataset_of(config, _modification_time(config.data.schema_file) if config.data.schema_file else 0)
 
     @lru_cache(maxsize=4)  # noqa: B019 - a value, of which a few are kept
     def load(self) -> Dataset:
@@ -167,7 +167,7 @@ def read_imputer(path: str) -> Imputer:
         >>> read_imputer(str(path)).features
         ('age', 'crp')
     """
-    return _imputer(path, _written(path))
+    return _imputer(path, _modification_time(path))
 
 
 @lru_cache(maxsize=4)
@@ -175,7 +175,7 @@ def _imputer(path: str, written: int) -> Imputer:
     return Imputer.read(path)
 
 
-def _written(path: str) -> int:
+def _modification_time(path: str) -> int:
     """When a file was written; 0 where there is none, for who reads it to say."""
     try:
         return Path(path).stat().st_mtime_ns
@@ -200,12 +200,12 @@ def simulated_delta(config: RunConfig) -> float:
     return usual_delta(sum(public or shard.patients for shard in shards))
 
 
-def settled(config: RunConfig) -> RunConfig:
+def settle(config: RunConfig) -> RunConfig:
     """The configuration of a simulation with what it leaves open chosen: the optimizer, and with privacy its delta.
 
     Examples:
         >>> config = RunConfig(dataset="breast-cancer")
-        >>> config.privacy.delta, settled(config).privacy.delta
+        >>> config.privacy.delta, settle(config).privacy.delta
         (0.0, 0.0001)
     """
     config = config.settled(SimulatedDataset.of(config).load().schema)
@@ -216,7 +216,7 @@ def check_simulation(config: RunConfig) -> None:
     """Raises ConfigError, before any run begins, when delta is not below 1/patients at every simulated hospital.
 
     Examples:
-        >>> check_simulation(settled(RunConfig(dataset="breast-cancer")))
+        >>> check_simulation(settle(RunConfig(dataset="breast-cancer")))
         >>> check_simulation(RunConfig(dataset="breast-cancer", privacy={"delta": 0.1}))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
             ...

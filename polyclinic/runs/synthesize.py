@@ -85,7 +85,7 @@ def synthesize(
         rng = generator(seed, "synthesize", number)
         by_value = (draw_where(models[number - 1], condition, rng) for condition in conditions)
         pieces = chain.from_iterable(by_value) if conditions else draw(models[number - 1], number_of_rows, rng)
-        _write(_counted(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
+        _write(_count_violations(_records(pieces, layout, progress), layout.schema, broken), layout.schema, path)
         digests[name] = sha256(path)
 
     def certify(path: Path) -> None:
@@ -95,14 +95,14 @@ def synthesize(
             "rows": number_of_rows, "sets": sets, "seed": seed,
             "inference": inference_of(
                 run.summary_json(), sets, able.together if able else [], able.patients if able else None, bool(conditions),
-                [column.name for column in _written(layout.schema) if column.kind == "code_set"],
+                [column.name for column in _record_columns(layout.schema) if column.kind == "code_set"],
             ),
             "conditions": [
                 {key: value for key, value in asdict(condition).items() if key != "number"} for condition in conditions
             ],
             "schema": {"name": layout.schema.name, "sha256": layout.schema.digest()},
-            "columns": [name for column in _written(layout.schema) for name in column.record_names],
-            "left_out": [c.name for c in layout.schema.columns if c not in _written(layout.schema)],
+            "columns": [name for column in _record_columns(layout.schema) for name in column.record_names],
+            "left_out": [c.name for c in layout.schema.columns if c not in _record_columns(layout.schema)],
             "rules": [asdict(violations) | {"share": violations.share} for violations in broken],
             "files": [{"file": name, "rows": number_of_rows, "sha256": digest} for name, digest in digests.items()],
         }  # fmt: skip
@@ -128,7 +128,7 @@ def file_names(out: Path, sets: int) -> list[Path]:
     return [out.with_name(f"{out.stem}-{number:0{width}d}{out.suffix}") for number in range(1, sets + 1)]
 
 
-def _written(schema: Schema) -> tuple[Column, ...]:
+def _record_columns(schema: Schema) -> tuple[Column, ...]:
     """The columns that synthetic records have, in the schema's order."""
     return tuple(column for column in schema.columns if column.role in ("patient_id", *RECORDED_ROLES))
 
@@ -138,7 +138,7 @@ def _records(
 ) -> Iterator[pd.DataFrame]:
     """The pieces as records; patients are numbered from 1."""
     schema, done = layout.schema, 0
-    names = [name for column in _written(schema) for name in column.record_names]
+    names = [name for column in _record_columns(schema) for name in column.record_names]
     for z in pieces:
         records = layout.decode(z)
         if schema.patient_id is not None:
@@ -150,7 +150,9 @@ def _records(
             progress(len(z))
 
 
-def _counted(pieces: Iterator[pd.DataFrame], schema: Schema, broken: list[Violations]) -> Iterator[pd.DataFrame]:
+def _count_violations(
+    pieces: Iterator[pd.DataFrame], schema: Schema, broken: list[Violations]
+) -> Iterator[pd.DataFrame]:
     """The pieces; what they break of the schema's rules is added to ``broken``. Rows alone are looked at, so it costs nothing."""
     for records in pieces:
         broken[:] = [a + b for a, b in zip(broken, violations(records, schema.rules, schema.columns), strict=True)]
@@ -168,7 +170,7 @@ def _write(pieces: Iterator[pd.DataFrame], schema: Schema, path: Path) -> None:
     from pyarrow import parquet
 
     # Said beforehand: a piece in which a column is missing throughout would give it another type.
-    types = pa.schema([(name, _type(column, pa)) for column in _written(schema) for name in column.record_names])
+    types = pa.schema([(name, _type(column, pa)) for column in _record_columns(schema) for name in column.record_names])
     tables = (pa.Table.from_pandas(piece, types, preserve_index=False) for piece in pieces)
     first = next(tables)
     with parquet.ParquetWriter(path, first.schema) as writer:

@@ -98,18 +98,18 @@ def _decide(folder: Path, decision: str, given: dict[str, str]) -> None:
 def _page(folder: Path, error: str) -> str:
     node = HospitalNode.read(folder)
     spends = spending(node)
-    runs = [_shown(facts(approval, node.policy), spends) for approval in approvals.approvals(node.home)]
+    runs = [_add_rows(facts(approval, node.policy), spends) for approval in approvals.approvals(node.home)]
     body = render(_BODY, {
         "site": node.hospital.site, "spent": _number(spends["spent"], "unbounded"),
         "budget": _number(spends["budget"], "no limit"), "required": node.policy.require_approval, "error": error,
-        "pause": approvals.paused(node.home), "days": f"{node.policy.approval_days:g}",
+        "pause": approvals.current_pause(node.home), "days": f"{node.policy.approval_days:g}",
         "waiting": [run for run in runs if run["state"] == "pending"],
         "decided": [run for run in runs if run["state"] != "pending"][::-1],
     })  # fmt: skip
     return frame(f"Runs at {node.hospital.site}", body, script="", allowed=_ALLOWED)
 
 
-def _shown(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, Any]:
+def _add_rows(run: dict[str, Any], spends: dict[str, float | None]) -> dict[str, Any]:
     """A run's facts with the rows of its table."""
     share = share_of_budget(run, spends["budget"])
     asks = "no privacy" if run["epsilon"] is None else run["epsilon"]

@@ -110,7 +110,7 @@ class Runs:
         config, problem = _config(run.config_file)
         done = run.finished
         spent = [row["epsilon"] for row in course.sites.values() if row["epsilon"] is not None]
-        finished = _finished(run.summary_file) if done else {}
+        finished = _read_summary(run.summary_file) if done else {}
         return config | {"epsilon": max(spent, default=None)} | finished | {
             "name": name, "round": course.round, "metrics": course.metrics,
             "newest": course.overall.get(course.round), "quiet": round(quiet, 1),
@@ -130,7 +130,7 @@ class Runs:
         return course
 
 
-def _finished(path: Path) -> Record:
+def _read_summary(path: Path) -> Record:
     """What a finished run's summary says in place of what was seen on the way; nothing where none can be read.
 
     That is the records of real hospitals, and the largest epsilon of any patient, trained on or held out.

@@ -12,8 +12,8 @@ import numpy as np
 import pandas as pd
 
 from polyclinic.ehr.split import held_out_per_training
-from polyclinic.evaluation.intervals import repeated
-from polyclinic.evaluation.judges import calibrated, compared, headline, titles
+from polyclinic.evaluation.intervals import summarize_repetitions
+from polyclinic.evaluation.judges import calibration_targets, compared_metrics, headline, titles
 from polyclinic.files import NewFile, as_text, write_files
 from polyclinic.runs.folder import Run
 from polyclinic.sweeps.carrying import Execute, Outcome, Watch, carry_out
@@ -27,7 +27,7 @@ class Combination:
     """What the runs with the same values of the keys that vary come to.
 
     runs: How many finished.
-    estimates: By hospital (or ``pooled``) and metric what ``intervals.repeated`` makes of them.
+    estimates: By hospital (or ``pooled``) and metric what ``intervals.summarize_repetitions`` makes of them.
     """
 
     values: Mapping[str, Value]
@@ -94,7 +94,7 @@ def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
         if outcome.run is None:
             rows.append(row | {"run": None, "status": f"failed: {outcome.error}"})
             continue
-        summary, sites = outcome.run.summary(), measured(outcome.run)
+        summary, sites = outcome.run.summary(), last_metrics(outcome.run)
         status = f"stopped: {summary.stopped}" if summary.stopped else "finished"
         row |= {
             "run": outcome.run.name,
@@ -109,7 +109,7 @@ def results(outcomes: Sequence[Outcome]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def measured(run: Run) -> dict[str, dict[str, float]]:
+def last_metrics(run: Run) -> dict[str, dict[str, float]]:
     """The last model's metrics by hospital, and of all held-out patients together as ``pooled``; undefined ones are left out."""
     summary = run.summary()
     judged = summary.evaluation or {}
@@ -139,7 +139,7 @@ def combine(table: pd.DataFrame, runs: Sequence[Planned]) -> list[Combination]:
         for column in metrics:
             metric, _, site = column.partition("@")
             if values := table[column].iloc[several].dropna().tolist():
-                estimates[site or POOLED, metric] = repeated(values, share)
+                estimates[site or POOLED, metric] = summarize_repetitions(values, share)
         combinations.append(Combination(runs[several[0]].values, int(table["run"].iloc[several].count()), estimates))
     return combinations
 
@@ -161,7 +161,9 @@ def write_page(sweep: Sweep) -> Path:
     summaries = [outcome.run.summary_json() for outcome in sweep.outcomes if outcome.run]
     named = {name: title for summary in reversed(summaries) for name, title in titles(summary).items()}
     shown = dict.fromkeys(
-        name for each in summaries for name in (*compared(each), *list(calibrated(each))[:1], *headline(each))
+        name
+        for each in summaries
+        for name in (*compared_metrics(each), *list(calibration_targets(each))[:1], *headline(each))
     )
     configs = [outcome.planned.config.flat() for outcome in sweep.outcomes]
     shared = {key: value for key, value in configs[0].items() if all(config[key] == value for config in configs)}

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from polyclinic.ehr.encoding import Standardiser, measured_mask, nullable_mask, public_standardiser
-from polyclinic.ehr.imputation import Imputer, chained, check_fills, constants
+from polyclinic.ehr.imputation import Imputer, check_fills, constants, impute_chained
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import Rows, Shard
 from polyclinic.errors import ConfigError
@@ -111,7 +111,7 @@ def imputed(shard: Shard, imputation: str, imputer: Imputer | None = None, seed:
     """
     train, test, schema = shard.train, shard.test, shard.schema
     if imputation == "mice":
-        own, others = chained(train.x, schema, seed, [test.x])
+        own, others = impute_chained(train.x, schema, seed, [test.x])
         return replace(train, x=own), replace(test, x=others)
     if imputation in ("constant", "chained"):
         train, test = (replace(rows, x=filled(rows.x, schema, imputation, imputer)) for rows in (train, test))

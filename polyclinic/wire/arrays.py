@@ -47,14 +47,14 @@ class HeldArray(Array):
         return np.array(self.__dict__["_held"])
 
     def __reduce__(self) -> tuple[Any, tuple[np.ndarray]]:
-        return _held, (self.__dict__["_held"],)
+        return _hold_array, (self.__dict__["_held"],)
 
 
 # On the wire Flower names an object by its class, and a receiver knows only its own.
 HeldArray.__qualname__ = Array.__qualname__
 
 
-def _held(ndarray: np.ndarray) -> HeldArray:
+def _hold_array(ndarray: np.ndarray) -> HeldArray:
     return HeldArray(ndarray)
 
 
@@ -63,10 +63,10 @@ _dtype_name = lru_cache(str)  # NumPy looks a type's name up anew every time
 
 def to_record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:
     """An ArrayRecord of the arrays by name; they must not be changed after."""
-    return filled(ArrayRecord(), {name: HeldArray(value) for name, value in arrays.items()})
+    return fill_record(ArrayRecord(), {name: HeldArray(value) for name, value in arrays.items()})
 
 
-def filled(record: R, items: Mapping[str, Any]) -> R:
+def fill_record(record: R, items: Mapping[str, Any]) -> R:
     """A record with further items that are known to be of its types.
 
     Not by its constructor, which copies arrays' bytes, nor item by item, where Flower checks each: for thousands of

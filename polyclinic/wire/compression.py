@@ -56,7 +56,7 @@ def encode(
     Returns:
         The upload, and what was left out; None where every entry is sent.
     """
-    vector = flattened(trained) - flattened(given) if how.difference else flattened(trained)
+    vector = flatten(trained) - flatten(given) if how.difference else flatten(trained)
     upload: Arrays = {}
     chosen = vector
     if how.share < 1:
@@ -111,8 +111,8 @@ def decode(upload: Arrays, given: Arrays, how: Compression) -> Arrays:
         raise ConfigError(f"the upload has {len(sent)} numbers, the model has {size}")
     vector = _vector(upload, size)
     if how.difference:
-        vector = flattened(given) + vector
-    return shaped(vector, given)
+        vector = flatten(given) + vector
+    return unflatten(vector, given)
 
 
 def _vector(upload: Arrays, size: int) -> np.ndarray:
@@ -126,13 +126,13 @@ def _vector(upload: Arrays, size: int) -> np.ndarray:
     return vector
 
 
-def flattened(arrays: Arrays, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
+def flatten(arrays: Arrays, dtype: type[np.floating[Any]] = np.float32) -> np.ndarray:
     """The floating point numbers of a model in one vector (P,), in order of the arrays' names."""
     return np.concatenate([arrays[name].astype(dtype).ravel() for name in sorted(arrays) if _trains(arrays[name])])
 
 
-def shaped(vector: np.ndarray, like: Arrays) -> Arrays:
-    """The model whose ``flattened`` is ``vector``, in the shapes and types of ``like``; what nothing trains is as there."""
+def unflatten(vector: np.ndarray, like: Arrays) -> Arrays:
+    """The model whose ``flatten`` is ``vector``, in the shapes and types of ``like``; what nothing trains is as there."""
     model, start = dict(like), 0
     for name in sorted(like):
         value = like[name]

@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from polyclinic.errors import ConfigError
 from polyclinic.training.local import BESIDE
-from polyclinic.wire.arrays import filled
+from polyclinic.wire.arrays import fill_record
 from polyclinic.wire.versions import PRIVACY_FORMAT
 
 RECORD = "polyclinic"
@@ -77,7 +77,7 @@ class Request(BaseModel):
 
     def record(self) -> ConfigRecord:
         """What travels; within a process the record has the request itself beside it, so that nobody checks it again."""
-        record = filled(ConfigRecord(), self.items())
+        record = fill_record(ConfigRecord(), self.items())
         record.__dict__[_ASKED] = self
         return record
 

@@ -28,7 +28,7 @@ from polyclinic.server.exchange.cohort import cohort_size, secure_threshold
 from polyclinic.server.exchange.sites import Site
 from polyclinic.strategies.central import CentralDP
 from polyclinic.types import Arrays
-from polyclinic.wire.compression import flattened
+from polyclinic.wire.compression import flatten
 
 FEDERATION = "federation"
 
@@ -53,7 +53,7 @@ def central_plan(config: RunConfig, sites: Sequence[str]) -> CentralPlan:
         sample_rate=rate, quantile=config.central.quantile if config.central.clipping == "adaptive" else None,
         noise=config.central.noise, rounds=config.rounds, separation=config.participation.min_separation,
     )  # fmt: skip
-    return _calibrated(plan, config.central.epsilon, config.central.delta)
+    return _calibrate(plan, config.central.epsilon, config.central.delta)
 
 
 def central_strategy(base: Strategy, config: RunConfig, sites: Sequence[Site], ledger: Path, run: str) -> CentralDP:
@@ -114,7 +114,7 @@ def secure_statement(config: RunConfig, ledger: Ledger, cohort: int, origin: Arr
         cohort: The number of hospitals in a round.
         origin: Arrays like each hospital's answer (``Program.origin``).
     """
-    size = flattened(origin).size
+    size = flatten(origin).size
     agreed = secure_terms(config, size, cohort, secure_threshold(config, cohort))
     return _statement(
         ledger, noise_multiplier=config.secure.noise, sample_rate=1.0, clip_norm=[config.secure.clip_norm],
@@ -134,7 +134,7 @@ def _statement(ledger: Ledger, **details: Any) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=8)
-def _calibrated(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
+def _calibrate(plan: CentralPlan, epsilon: float, delta: float) -> CentralPlan:
     """``plan`` with the least noise that spends at most ``epsilon`` over all rounds."""
 
     def event(noise: float) -> DpEvent:

@@ -73,7 +73,7 @@ def accept(
     for site, reply in exchange.replies:
         # What a hospital says of its ledger counts also where the rest of its reply is of no use: it has left.
         why = _unheard(state, site, reply, request)
-        why = problem(reply) or _miscounted(reply, (counted or {}).get(site.name)) or why
+        why = problem(reply) or _weight_problem(reply, (counted or {}).get(site.name)) or why
         if why:
             exchange.dropped.append((site, why))
         else:
@@ -93,7 +93,7 @@ def _unheard(state: RunState, site: Site, reply: Message, request: str | None) -
     return None
 
 
-def _miscounted(reply: Message, counted: float | None) -> str | None:
+def _weight_problem(reply: Message, counted: float | None) -> str | None:
     """Why a reply's weight is not the hospital's, or None: one that claimed more would have the mean to itself."""
     claimed = metrics_of(reply).get(EXAMPLES)
     if (
@@ -150,7 +150,7 @@ def problem(reply: Message, like: Arrays | None = None) -> str | None:
     return next(filter(None, (_misfit(models[0], like), *(_misfit(change, floats) for change in changes))), None)
 
 
-def misplaced(reply: Message, asked: Iterable[str], weight: str) -> str | None:
+def averaging_problem(reply: Message, asked: Iterable[str], weight: str) -> str | None:
     """Why a strategy cannot average a reply with the others, or None.
 
     Args:

@@ -31,7 +31,7 @@ from polyclinic.server.exchange.sites import Site, SiteGrid
 from polyclinic.server.state import Run
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import from_record, to_record
-from polyclinic.wire.compression import flattened, shaped
+from polyclinic.wire.compression import flatten, unflatten
 from polyclinic.wire.messages import (
     SECURE,
     SECURE_CONFIRM,
@@ -114,7 +114,7 @@ class SecureSum:
         """
         arrived = {site.index: from_record(arrays_of(reply)[0][1])["masked"] for site, reply in replies}
         epsilon = self._charge(arrived)
-        confirmed, silent = self._confirmed([site for site, _ in replies])
+        confirmed, silent = self._confirm_survivors([site for site, _ in replies])
         shares, dropped = self._shares(confirmed)
         question = _most_common(bytes(arrays["question"]) for arrays in confirmed.values())
         total = sum(arrived.values(), np.zeros(self.terms.size, dtype=self.terms.word))
@@ -122,8 +122,8 @@ class SecureSum:
             seed = self._seed(party, {point: rows[party.index] for point, rows in shares.items()}, arrived)
             total = total - self._mask(party.index, seed, arrived, question)
         weight = sum(self.weights[site.name] for site, _ in replies)
-        mean = shaped(
-            flattened(origin, np.float64) + self.scale * self.terms.total(total) / weight, _as_float64(origin)
+        mean = unflatten(
+            flatten(origin, np.float64) + self.scale * self.terms.total(total) / weight, _as_float64(origin)
         )
         reply = copy(replies[0][1])
         reply.content = RecordDict({"arrays": to_record(mean), "metrics": MetricRecord({key: weight})})
@@ -142,7 +142,7 @@ class SecureSum:
         event = self.terms.event(len(arrived))
         return self.run.ledger.charge(event, "secure-sum", self.run.name, self.round, release, sums)
 
-    def _confirmed(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
+    def _confirm_survivors(self, survivors: Sequence[Site]) -> tuple[dict[int, Arrays], Dropped]:
         """The signatures of the survivors that signed the same outcome, by index."""
         alive = {"survivors": np.array([site.index for site in survivors], dtype=np.int64)}
         signed = {"question": (KEY_BYTES,), "outcome": (STATEMENT_BYTES,), "signature": (SIGNATURE_BYTES,)}
@@ -256,7 +256,7 @@ def begin(
     shared, unlike = _alike(peers, shared, keys, "terms")
     later += unlike
     _check_enough(shared, dropped + later, threshold, f"Round {number}, shares")
-    terms = secure_terms(run.config, flattened(arrays).size, len(peers), threshold, noise_multiplier)
+    terms = secure_terms(run.config, flatten(arrays).size, len(peers), threshold, noise_multiplier)
     # Where gradient sums are summed, a hospital's weighted update is the learning rate times its own, over the largest count.
     scale = learning_rate / max(patient_counts, default=1.0) if run.config.secure.shared_noise else 1.0
     parties = tuple(site for site in peers if site.index in shared)
@@ -300,10 +300,10 @@ def _ask(
         arrays = message(site)
         messages.append(Message(RecordDict({SECURE: to_record(arrays)} if arrays else {}), site.id, kind))
 
-    def asked(site: Site) -> Request:
+    def request_for(site: Site) -> Request:
         return request(run=run.name, site=site.index, home=run.home, round=number)
 
-    exchange = SiteGrid(run.grid, sites, asked, {}).exchange(messages, run.config.timeout)
+    exchange = SiteGrid(run.grid, sites, request_for, {}).exchange(messages, run.config.timeout)
     answers: dict[int, Arrays] = {}
     for site, reply in exchange.replies:
         record = reply.content.get(SECURE)

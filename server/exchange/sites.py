@@ -18,7 +18,7 @@ from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import Accountant, Relation
 from polyclinic.privacy.ledger.terms import Terms
-from polyclinic.wire.arrays import MERGED, WEIGHT, filled, size_of, unreadable
+from polyclinic.wire.arrays import MERGED, WEIGHT, fill_record, size_of, unreadable
 from polyclinic.wire.messages import RECORD, REFUSED, Request, passed_on
 from polyclinic.wire.passing import PassingGrid
 
@@ -175,7 +175,7 @@ class SiteGrid(PassingGrid):
 
     def exchange(self, messages: Iterable[Message], timeout: float | None) -> Exchange:
         """Send each message to its site; a site that errs, or is silent for ``timeout`` seconds, is dropped."""
-        addressed = sorted((self._addressed(message) for message in messages), key=lambda pair: pair[0].index)
+        addressed = sorted((self._address_message(message) for message in messages), key=lambda pair: pair[0].index)
         replies = self._grid.send_and_receive([message for _, message in addressed], timeout=timeout)
         replies_by_index = by_index(replies, {site.index: site.node for site, _ in addressed})
         exchange = Exchange([])
@@ -197,11 +197,11 @@ class SiteGrid(PassingGrid):
                 exchange.replies.append((site, reply))
         return exchange
 
-    def _addressed(self, message: Message) -> tuple[Site, Message]:
+    def _address_message(self, message: Message) -> tuple[Site, Message]:
         site = self._cohort[message.metadata.dst_node_id]
         records = message.content.__dict__["_data"] | self._shared | {RECORD: self._request(site).record()}
         return site, passed_on(
-            message, filled(RecordDict(), records), dst_node_id=site.node, group_id=str(site.index)
+            message, fill_record(RecordDict(), records), dst_node_id=site.node, group_id=str(site.index)
         )  # fmt: skip
 
 

@@ -36,7 +36,7 @@ class Updates(Protocol):
     @property
     def fewest(self) -> int: ...
 
-    def asked(self, site: Site) -> dict[str, Any]:
+    def request_fields(self, site: Site) -> dict[str, Any]:
         """The fields of a site's ``TrainRequest`` that this way of collecting needs."""
 
     def problem(self, reply: Message) -> str | None:
@@ -98,7 +98,7 @@ class _Clear:
     how: Compression
     fewest = 1
 
-    def asked(self, site: Site) -> dict[str, Any]:
+    def request_fields(self, site: Site) -> dict[str, Any]:
         # Workers do not average before a mod has seen, and perhaps changed, what leaves each hospital.
         merges = getattr(self.run.grid, "merges", False) and self.run.program.merges_early and not self.run.config.mods
         return {"merge_by": self.key if merges else ""}
@@ -133,7 +133,7 @@ class _Masked:
     def fewest(self) -> int:
         return self.total.terms.threshold
 
-    def asked(self, site: Site) -> dict[str, Any]:
+    def request_fields(self, site: Site) -> dict[str, Any]:
         return {"secure_parties": self.total.indices, "secure_signatures": self.total.signatures}
 
     def problem(self, reply: Message) -> str | None:

@@ -23,7 +23,7 @@ from polyclinic.releases.measured import Noised
 from polyclinic.releases.question import Pricing
 from polyclinic.server.accounts import ROUNDING, Account, bound
 from polyclinic.server.exchange.merging import metrics_of
-from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, misplaced, problem
+from polyclinic.server.exchange.replies import EXAMPLES, accept, alike, averaging_problem, problem
 from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.state import Run, RunState
 from polyclinic.types import Arrays
@@ -85,7 +85,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
             except PolyclinicError as error:
                 state.drop(number, [(site, str(error))])
     weight = str(getattr(run.strategy, "weighted_by_key", EXAMPLES))
-    weighed = [reply for _, reply in replies if misplaced(reply, (), weight) is None]
+    weighed = [reply for _, reply in replies if averaging_problem(reply, (), weight) is None]
     if weighed:
         state.note_metrics(number, "evaluate", run.strategy.aggregate_evaluate(number, alike(weighed)))
     if any(len(part.labels) for part in state.predictions.values()):
@@ -93,7 +93,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
         pooled = by.exact(together.labels, together.scores)
         rows.append({"round": number, "site": "pooled"} | {name: pooled[name] for name in by.by_round})
     elif state.score_counts:
-        pooled = Noised.pooled(state.score_counts.values()).values()
+        pooled = Noised.pool(state.score_counts.values()).values()
         rows.append({"round": number, "site": "pooled"} | {name: pooled.get(name) for name in by.by_round})
     if rows:
         rows.append({"round": number, "site": "macro"} | {name: _mean(rows, name) for name in by.by_round})
@@ -229,7 +229,7 @@ def _private(state: RunState, site: Site, objective: Objective, reply: Message, 
         raise PolyclinicError("its private metrics cannot be read") from None
     if charged and (account := state.held_out_accounts.get(site.name)):
         account.hear(request, charged)
-    state.score_counts[site.name] = question.noised(counts, deviation)
+    state.score_counts[site.name] = question.noisy_answer(counts, deviation)
     state.held_out[site.name] = max(epsilon, least, state.held_out.get(site.name, 0.0))
     return state.score_counts[site.name].values()
 

@@ -67,7 +67,7 @@ def with_newcomers(run: Run, state: RunState, number: int, keep: Callable[[RunSt
     fit = [state.welcome(site) for site, why in named if not why]
     if fit:
         keep(state)
-    joined = _counted(run, state, number, fit)
+    joined = _count_newcomers(run, state, number, fit)
     clashing = [site for site in newcomers_of_round if site.name in shared]
     again = {site.node for site in (*fit, *clashing)} - {site.node for site in joined}
     sites = sorted([*run.sites, *joined], key=lambda site: site.index)
@@ -128,7 +128,7 @@ def _stranger(site: Site, run: Run) -> str | None:
     return unlike(site, run.config)
 
 
-def _counted(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) -> list[Site]:
+def _count_newcomers(run: Run, state: RunState, number: int, newcomers: Sequence[Site]) -> list[Site]:
     """Those whose number of patients is known, or is not needed."""
     counted = [site for site in newcomers if site.name in state.public_patients]
     new = [site for site in newcomers if site.name not in state.public_patients]

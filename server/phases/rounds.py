@@ -17,7 +17,7 @@ from polyclinic.errors import BudgetRefused
 from polyclinic.server.calibration import declared_plan, round_costs
 from polyclinic.server.exchange.cohort import sample_cohort
 from polyclinic.server.exchange.merging import metrics_of
-from polyclinic.server.exchange.replies import EXAMPLES, TooFew, accept, misplaced, too_few
+from polyclinic.server.exchange.replies import EXAMPLES, TooFew, accept, averaging_problem, too_few
 from polyclinic.server.exchange.sites import Exchange, Site, SiteGrid
 from polyclinic.server.exchange.updates import Replies, Updates, never_skips, updates_of
 from polyclinic.server.phases.evaluation import evaluate, evaluate_again, evaluate_here, run_judge
@@ -137,7 +137,7 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
             run=run.name, site=site.index, home=run.home, round=number, noise_multiplier=state.noise_multiplier,
             public_patients=state.public_patients.get(site.name), learning_rate=state.learning_rate, plan=plan,
             local_half=run.program.has_local_half,
-            **updates.asked(site),
+            **updates.request_fields(site),
         )  # fmt: skip
 
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
@@ -162,7 +162,7 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
         exchange,
         state,
         number,
-        lambda reply: updates.problem(reply) or misplaced(reply, asked, weight),
+        lambda reply: updates.problem(reply) or averaging_problem(reply, asked, weight),
         counted,
         request_name,
     )

@@ -56,14 +56,14 @@ def _choose(run: Run, state: RunState, learning: Learning, choice: Choice) -> No
         event = choice_event(choice.epsilon, choice.selected)
         state.ask(exchange, SELECT, event, event)
     for site, reply in accept(exchange, state, config.rounds, problem, request=SELECT):
-        chosen = _chosen(reply, choice.selected, len(rounds))
+        chosen = _read_choice(reply, choice.selected, len(rounds))
         weight = state.public_patients.get(site.name, 1.0)
         votes[chosen] += weight * (choice.selected - np.arange(len(chosen)))
     if votes.any():
         learning.choose([rounds[index] for index in np.argsort(-votes, kind="stable")[: choice.selected]])
 
 
-def _chosen(reply: Message, selected: int, candidates: int) -> np.ndarray:
+def _read_choice(reply: Message, selected: int, candidates: int) -> np.ndarray:
     """Indices of candidates in a reply; none of one that does not name as many different ones as were asked for."""
     record = reply.content.get("arrays")
     indices = from_record(record).get("chosen") if isinstance(record, ArrayRecord) else None

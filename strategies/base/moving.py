@@ -41,14 +41,14 @@ class MovedMean(FedAvg):
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """The mean of the models, moved as the strategy has it."""
-        answers = self._weighed([reply for reply in replies if not reply.has_error()])
+        answers = self._weigh([reply for reply in replies if not reply.has_error()])
         mean, metrics = super().aggregate_train(server_round, answers)
         sent, self._sent = self._sent, None
         if mean is not None and sent is not None:
             self._move(sent, mean, answers)
         return mean, metrics
 
-    def _weighed(self, answers: list[Message]) -> list[Message]:
+    def _weigh(self, answers: list[Message]) -> list[Message]:
         """The answers of which the mean is taken: each with the weight 1, whatever its hospital's size."""
         for reply in answers:
             for record in reply.content.metric_records.values():

@@ -55,7 +55,7 @@ def strategy_state(strategy: Strategy) -> Arrays:
         for name, value in _saved_values(holder).items():
             seen = len(arrays)
             try:
-                tree[path + name] = _packed(value, arrays)
+                tree[path + name] = _pack(value, arrays)
             except _Unknown:
                 del arrays[seen:]
     text = np.frombuffer(json.dumps(tree).encode(), dtype=np.uint8)
@@ -76,7 +76,7 @@ def unsaved(strategy: Strategy) -> list[str]:
     for path, holder in holders(strategy):
         for name, value in _saved_values(holder).items():
             try:
-                _packed(value, [])
+                _pack(value, [])
             except _Unknown:
                 if not (callable(value) or isinstance(value, _CONFIGURATION)):
                     names.append(f"{path}{name} ({type(value).__name__})")
@@ -102,7 +102,7 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
         path, dot, name = full.rpartition(".")
         holder = strategies[path + dot]
         if path + dot in own:
-            own[path + dot][name] = _unpacked(part, state)
+            own[path + dot][name] = _unpack(part, state)
         elif part[0] == "state-dict":
             attribute: Any = getattr(holder, name, None)
             if not hasattr(attribute, "load_state_dict"):
@@ -110,9 +110,9 @@ def restore_strategy(strategy: Strategy, state: Arrays) -> None:
                     f"The strategy's {name} is not there to be filled from the checkpoint; make it in __init__, or give the "
                     "strategy state() and restore()."
                 )
-            attribute.load_state_dict(_unpacked(part[1], state))
+            attribute.load_state_dict(_unpack(part[1], state))
         else:
-            value = _unpacked(part, state)
+            value = _unpack(part, state)
             before: Any = getattr(holder, name, None)
             if _is_tensor(before) and _is_tensor(value) and before.shape == value.shape:
                 before.detach().copy_(value)  # an optimizer of the strategy's may hold it
@@ -151,32 +151,32 @@ def _saved_values(holder: Strategy) -> Mapping[str, Any]:
     return {name: value for name, value in vars(holder).items() if name not in anew and not isinstance(value, Strategy)}
 
 
-def _packed(value: Any, arrays: list[np.ndarray]) -> list[Any]:
+def _pack(value: Any, arrays: list[np.ndarray]) -> list[Any]:
     """[kind, content] in JSON's types; an array is its number in ``arrays``."""
     if value is None or type(value) in (bool, int, float, str):
         return ["plain", value]
     if type(value) is bytes:
-        return ["bytes", _packed(np.frombuffer(value, dtype=np.uint8), arrays)]
+        return ["bytes", _pack(np.frombuffer(value, dtype=np.uint8), arrays)]
     if isinstance(value, np.ndarray | np.generic) and value.dtype.kind in "biuf":
         arrays.append(np.asarray(value))
         # The shape too, for files make an array of one number of a single number.
         return ["array" if isinstance(value, np.ndarray) else "scalar", [len(arrays) - 1, list(value.shape)]]
     if isinstance(value, np.random.Generator):
-        return ["generator", [type(value.bit_generator).__name__, _packed(value.bit_generator.state, arrays)]]
+        return ["generator", [type(value.bit_generator).__name__, _pack(value.bit_generator.state, arrays)]]
     if isinstance(value, ArrayRecord):
-        return ["record", [[name, _packed(array.numpy(), arrays)] for name, array in value.items()]]
+        return ["record", [[name, _pack(array.numpy(), arrays)] for name, array in value.items()]]
     if isinstance(value, dict) and type(value).__name__ in ("dict", "OrderedDict"):
-        return ["dict", [[_packed(key, arrays), _packed(part, arrays)] for key, part in value.items()]]
+        return ["dict", [[_pack(key, arrays), _pack(part, arrays)] for key, part in value.items()]]
     if type(value) in _SEQUENCES.values():
-        return [type(value).__name__, [_packed(part, arrays) for part in _ordered(value)]]
+        return [type(value).__name__, [_pack(part, arrays) for part in _in_order(value)]]
     if _is_tensor(value):
-        return ["tensor", _packed(value.detach().cpu().numpy(), arrays)]
+        return ["tensor", _pack(value.detach().cpu().numpy(), arrays)]
     if not isinstance(value, type) and hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
-        return ["state-dict", _packed(value.state_dict(), arrays)]
+        return ["state-dict", _pack(value.state_dict(), arrays)]
     raise _Unknown
 
 
-def _ordered(values: Any) -> Sequence[Any]:
+def _in_order(values: Any) -> Sequence[Any]:
     return sorted(values, key=repr) if isinstance(values, set | frozenset) else list(values)
 
 
@@ -184,26 +184,26 @@ def _is_tensor(value: Any) -> bool:
     return type(value).__module__.startswith("torch") and hasattr(value, "detach")
 
 
-def _unpacked(part: list[Any], state: Arrays) -> Any:
+def _unpack(part: list[Any], state: Arrays) -> Any:
     kind, content = part
     match kind:
         case "array" | "scalar":
             array = state[str(content[0])].reshape(content[1])
             return array.copy() if kind == "array" else array[()]
         case "bytes":
-            return _unpacked(content, state).tobytes()
+            return _unpack(content, state).tobytes()
         case "tensor":
             import torch  # it takes a second to load
 
-            return torch.from_numpy(_unpacked(content, state))
+            return torch.from_numpy(_unpack(content, state))
         case "generator":
             made = np.random.Generator(getattr(np.random, content[0])())
-            made.bit_generator.state = _unpacked(content[1], state)
+            made.bit_generator.state = _unpack(content[1], state)
             return made
         case "record":
-            return ArrayRecord({name: Array(_unpacked(array, state)) for name, array in content})
+            return ArrayRecord({name: Array(_unpack(array, state)) for name, array in content})
         case "dict":
-            return {_unpacked(key, state): _unpacked(value, state) for key, value in content}
+            return {_unpack(key, state): _unpack(value, state) for key, value in content}
         case "plain":
             return content
-    return _SEQUENCES[kind](_unpacked(value, state) for value in content)
+    return _SEQUENCES[kind](_unpack(value, state) for value in content)

@@ -17,9 +17,9 @@ from polyclinic.client.home.approvals import (
     Approval,
     approval_named,
     approvals,
+    current_pause,
     decide,
     pause,
-    paused,
     resume,
     stop,
 )
@@ -205,7 +205,7 @@ def test_a_pause_holds_up_all_runs_and_charges_nothing(tmp_path: Path) -> None:
         assert reply.error.code == REFUSED and "has paused: new records come in" in reply.error.reason
     assert ledger(hospital).spent() == spent
     resume(home)
-    assert paused(home) is None and not counts(hospital, config, "trial-2").has_error()
+    assert current_pause(home) is None and not counts(hospital, config, "trial-2").has_error()
     with pytest.raises(ConfigError, match="has not paused"):
         resume(home)
     events = [entry["event"] for entry in read_journal(home).entries if entry["kind"] == "approval"]

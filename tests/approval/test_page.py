@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from polyclinic.client.home.approvals import approval_named, paused
+from polyclinic.client.home.approvals import approval_named, current_pause
 from polyclinic.config import RunConfig
 from polyclinic.server.phases.enrolment import enrol_request
 from polyclinic.serving.approvals import approval_page
@@ -61,7 +61,7 @@ def test_a_decision_that_cannot_be_made_changes_nothing_and_says_why(
     before = approval_named(asked / "home", "trial-1")
     done = ask(asked, f"/secret/{decision}", form)
     assert done.status_code == 400 and says in done.text
-    assert approval_named(asked / "home", "trial-1") == before and paused(asked / "home") is None
+    assert approval_named(asked / "home", "trial-1") == before and current_pause(asked / "home") is None
 
 
 def test_a_question_without_privacy_and_a_file_that_cannot_be_read_are_told(asked: Path) -> None:
@@ -77,13 +77,13 @@ def test_the_page_pauses_and_resumes(asked: Path) -> None:
     assert ask(asked, "/secret/pause", {"why": "an audit"}).status_code == 303
     assert "The hospital has paused" in ask(asked, "/secret/").text and "an audit" in ask(asked, "/secret/").text
     assert refusal(asked) == "the hospital has paused: an audit"
-    assert ask(asked, "/secret/resume", {}).status_code == 303 and paused(asked / "home") is None
+    assert ask(asked, "/secret/resume", {}).status_code == 303 and current_pause(asked / "home") is None
 
 
 def test_whoever_lacks_the_secret_address_or_comes_by_another_name_gets_nothing(asked: Path) -> None:
     for path in ("/", "/wrong/", "/secre/", "/secret/../wrong/"):
         assert ask(asked, path).status_code == 404
-    assert ask(asked, "/wrong/pause", {}).status_code == 404 and paused(asked / "home") is None
+    assert ask(asked, "/wrong/pause", {}).status_code == 404 and current_pause(asked / "home") is None
     assert ask(asked, "/secret/", host="evil.example").status_code == 400
     assert ask(asked, "/secret/pause", {"why": "x" * 20_000}).status_code == 413
 

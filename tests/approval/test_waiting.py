@@ -7,7 +7,7 @@ from typing import Any, Literal
 import pytest
 from flwr.app import Message
 
-from polyclinic.client.home.approvals import approvals, decide, pause, paused, resume
+from polyclinic.client.home.approvals import approvals, current_pause, decide, pause, resume
 from polyclinic.config import RunConfig
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate
@@ -92,9 +92,9 @@ def test_a_hospital_that_pauses_misses_rounds_and_then_joins_again(
     class Pauses(Hospitals):
         def push_messages(self, messages: Iterable[Message]) -> list[str]:
             home = hospitals / "south" / "home"
-            if self.trainings == 1 and not paused(home):
+            if self.trainings == 1 and not current_pause(home):
                 pause(home, "an audit")
-            elif self.trainings == 2 and paused(home):
+            elif self.trainings == 2 and current_pause(home):
                 resume(home)
             return super().push_messages(messages)
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from polyclinic import Federation
 from polyclinic.cli import app
-from polyclinic.cli.runs.attack import shown as shown_of
+from polyclinic.cli.runs.attack import describe_attacks as shown_of
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report.attacks import attack_section
 from polyclinic.inspection.attacks import read_target

@@ -24,7 +24,7 @@ from flwr.supernode.nodestate import NodeState, NodeStateFactory
 import polyclinic
 from polyclinic.config import RunConfig
 from polyclinic.deployment.bundles import own_bundle, refusal
-from polyclinic.deployment.flower.supernode import _allowed, _checked, _verdict
+from polyclinic.deployment.flower.supernode import _allowed_runs, _check_bundles, _verdict
 
 APP, VERSION, INSTALLED = "polyclinic/polyclinic", polyclinic.__version__, ("installed",)
 
@@ -132,7 +132,7 @@ def pull(content: bytes, told: bytes, allowed: Callable[[], Collection[str]]) ->
     parts = get_all_nested_objects(message)
     run = Run.create_empty(5)
     run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(told)
-    pulled = _checked(node._pull_and_store_message, allowed)(
+    pulled = _check_bundles(node._pull_and_store_message, allowed)(
         state=state, object_store=store, node_config={}, receive=lambda: (message, get_object_tree(message)),
         get_run=lambda run_id: run, get_fab=lambda claimed, run_id: Fab(sha(content), content, {}),
         pull_object=lambda run_id, object_id: parts[object_id].deflate(), confirm_message_received=lambda run_id, object_id: None,
@@ -174,14 +174,14 @@ def test_a_settings_file_that_cannot_be_used_is_named_as_the_cause_and_its_words
     described = tmp_path / "hospital.toml"
     described.write_text(f'{described.read_text()}\nbudgett = "x"\n')
     monkeypatch.setenv("POLYCLINIC_HOSPITAL", str(described))
-    _, state = pull(OWN, OWN, _allowed)
+    _, state = pull(OWN, OWN, _allowed_runs)
     [reply] = state.get_messages_legacy(is_reply=True)
     assert reply.error.code == ErrorCode.INVALID_FAB
     assert reply.error.reason == "the hospital's settings file cannot be used; its own log says why"
     assert f"{described}: key 'policy.budgett': Extra inputs are not permitted" in caplog.text
     assert "is not among the policy's allowed-runs" not in caplog.text
     described.write_text(described.read_text().replace('budgett = "x"', 'allowed-runs = ["installed"]'))
-    _, state = pull(WITH_CODE, WITH_CODE, _allowed)
+    _, state = pull(WITH_CODE, WITH_CODE, _allowed_runs)
     [reply] = state.get_messages_legacy(is_reply=True)
     assert reply.error.reason == "The FAB could not be verified."
 
@@ -201,7 +201,7 @@ def test_signers_still_decide_where_they_are_trusted() -> None:
 
     run = Run.create_empty(5)
     run.fab_id, run.fab_version, run.fab_hash = APP, VERSION, sha(OWN)
-    _checked(pull, lambda: INSTALLED)(
+    _check_bundles(pull, lambda: INSTALLED)(
         get_run=lambda _: run,
         get_fab=lambda claimed, _: Fab(claimed, OWN, {}),
         trusted_entities={"fpk_1": "ssh-ed25519 A"},

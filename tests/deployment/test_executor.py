@@ -183,7 +183,7 @@ def test_a_client_that_died_is_answered_for_at_once_and_one_time(
     if taken:
         state.get_messages_legacy(run_ids=[7], is_reply=False)
         state.record_message_processing_start(message.metadata.message_id)
-    finish = supernode._answered(type(state).finish_task)
+    finish = supernode._answer_failures(type(state).finish_task)
     assert finish(state, task, SubStatus.FAILED, "killed")
     [reply] = answers(state)
     assert reply.has_error() and reply.metadata.reply_to_message_id == message.metadata.message_id
@@ -199,7 +199,7 @@ def test_a_client_that_answered_is_not_answered_for(node: tuple[NodeState, int, 
     for name, part in get_all_nested_objects(own).items():
         state.object_store.put(name, part.deflate())
     state.store_message(own)
-    assert supernode._answered(type(state).finish_task)(state, task, SubStatus.FAILED, "its own words")
+    assert supernode._answer_failures(type(state).finish_task)(state, task, SubStatus.FAILED, "its own words")
     assert [reply.error.reason for reply in answers(state)] == ["its own words"]
 
 
@@ -214,7 +214,7 @@ def test_a_reply_that_its_client_gave_in_part_is_given_up(node: tuple[NodeState,
     parts = list(get_all_nested_objects(own).items())
     for name, part in parts[:given] if given < 2 else parts:
         state.object_store.put(name, part.deflate())
-    assert supernode._answered(type(state).finish_task)(state, task, SubStatus.FAILED, "killed")
+    assert supernode._answer_failures(type(state).finish_task)(state, task, SubStatus.FAILED, "killed")
     assert (own.object_id in state.object_store) is (given == 2)
 
 

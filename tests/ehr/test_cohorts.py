@@ -277,7 +277,7 @@ to = 2
 def test_a_schema_is_widened_by_what_only_steps_read(tmp_path: Path) -> None:
     table().to_csv(tmp_path / "r.csv", index=False)
     (tmp_path / "cohort.toml").write_text(STEPS)
-    wide = Cohort.read(tmp_path / "cohort.toml").widened(SCHEMA)
+    wide = Cohort.read(tmp_path / "cohort.toml").widen(SCHEMA)
     assert [column.name for column in wide.columns] == ["id", "age", "died", "before", "seen"]
     assert read_records(tmp_path / "r.csv", wide)["seen"].isna().tolist() == [False] * 5 + [True, False]
 

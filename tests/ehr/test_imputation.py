@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from polyclinic.ehr.encoding import decode, encode, feature_names, feature_slices, nullable_mask, standardised_mask
-from polyclinic.ehr.imputation import Imputer, chained, constants, missing, with_indicators
+from polyclinic.ehr.imputation import Imputer, constants, impute_chained, missing, with_indicators
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.synthesis.combining import combine
@@ -164,7 +164,7 @@ def test_an_imputer_is_read_back_and_belongs_to_its_schema(tmp_path: Path, schem
 def test_a_hospitals_own_chained_equations_beat_its_means() -> None:
     whole, x = table(500)
     gone = missing(x, NUMBERS) & (np.arange(7) < 3)
-    own, others = chained(x, NUMBERS, 0, [x[:50]])
+    own, others = impute_chained(x, NUMBERS, 0, [x[:50]])
     assert np.abs(own - whole)[gone].mean() < 0.7 * np.abs(np.nanmean(x, axis=0) - whole)[gone].mean()
     assert others == pytest.approx(own[:50]) and not np.isnan(own).any()
     assert own[:, :3].min() >= -1 and own[:, 3:].min() >= 0 and own.max() <= 1
@@ -215,6 +215,6 @@ def test_rubins_rules_at_their_limits() -> None:
 def test_draws_of_a_hospitals_own_equations_are_several_sets() -> None:
     _, x = table(120)
     gone = missing(x, NUMBERS)
-    sets = chained(x, NUMBERS, 0, draws=3, iterations=3)
+    sets = impute_chained(x, NUMBERS, 0, draws=3, iterations=3)
     assert len(sets) == 3 and all(np.array_equal(one[~gone], x[~gone]) for one in sets)
     assert not np.array_equal(sets[0], sets[1]) and all(one.max() <= 1 for one in sets)

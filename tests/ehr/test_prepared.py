@@ -9,7 +9,7 @@ import pytest
 
 from polyclinic.ehr import running
 from polyclinic.ehr.encoding import decode, encode, feature_names
-from polyclinic.ehr.prepared import Counted, Rules, cell_count, edges, prepared
+from polyclinic.ehr.prepared import Counted, Rules, cell_count, edges, prepare_schema
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import build_shard
 from polyclinic.ehr.sources import read_records
@@ -36,7 +36,7 @@ def exact(column: Column, values: np.ndarray, missing: int = 0, bins: int = 40) 
 def test_quantiles_become_bounds_with_centre_spread_and_fill() -> None:
     rng = np.random.default_rng(0)
     chol = np.clip(rng.normal(220, 40, 10_000), 1, 999)
-    better, found = prepared(schema(CHOL), {"chol": exact(CHOL, chol)}, Rules())
+    better, found = prepare_schema(schema(CHOL), {"chol": exact(CHOL, chol)}, Rules())
     column = better.features[0]
     low, high = column.bounds or (0, 0)
     width = 1.1 * 1000 / 40
@@ -72,7 +72,7 @@ def test_fault_40_bounds_leave_at_most_five_percent_of_the_patients_outside(kind
         rng = np.random.default_rng(seed)
         for patients in (200, 1_000, 5_000):
             values = np.clip(SKEWED[kind](rng, patients), 0, 500)
-            column = prepared(schema(LAB), {"lab": noisy(LAB, values, noise, rng)}, Rules())[0].features[0]
+            column = prepare_schema(schema(LAB), {"lab": noisy(LAB, values, noise, rng)}, Rules())[0].features[0]
             low, high = column.bounds or (0, 0)
             assert np.mean((values < low) | (values > high)) <= 0.05, (seed, patients)
             assert low <= (column.centre or 0) <= high and (column.spread or 0) > 0
@@ -84,11 +84,11 @@ def test_fault_40_bounds_leave_at_most_five_percent_of_the_patients_outside(kind
 def test_fault_40_a_skewed_column_gets_bounds_centre_and_spread_that_suit_it(seed: int) -> None:
     rng = np.random.default_rng(seed)
     values = rng.lognormal(0.0, 1.0, 6_000)
-    column = prepared(schema(LAB), {"lab": noisy(LAB, values, 4.0, rng)}, Rules())[0].features[0]
+    column = prepare_schema(schema(LAB), {"lab": noisy(LAB, values, 4.0, rng)}, Rules())[0].features[0]
     low, high = column.bounds or (0, 0)
     assert low == 0 and 5 < high < 25  # the 0.99 quantile is 10
     assert 0.8 < (column.centre or 0) < 2.5 and 0.5 < (column.spread or 0) < 3
-    few = prepared(schema(LAB), {"lab": noisy(LAB, values[:400], 4.0, rng)}, Rules())[0].features[0]
+    few = prepare_schema(schema(LAB), {"lab": noisy(LAB, values[:400], 4.0, rng)}, Rules())[0].features[0]
     assert (few.bounds or (0, 0))[1] > 100 and (
         few.centre or 0
     ) < 10  # noise that hides the bounds need not hide the centre
@@ -96,7 +96,10 @@ def test_fault_40_a_skewed_column_gets_bounds_centre_and_spread_that_suit_it(see
 
 def test_quantiles_that_ask_for_more_outside_get_it() -> None:
     values = np.random.default_rng(0).uniform(0, 500, 10_000)
-    low, high = prepared(schema(LAB), {"lab": exact(LAB, values)}, Rules(0.2, 0.9))[0].features[0].bounds or (0, 0)
+    low, high = prepare_schema(schema(LAB), {"lab": exact(LAB, values)}, Rules(0.2, 0.9))[0].features[0].bounds or (
+        0,
+        0,
+    )
     assert low == pytest.approx(100, abs=13) and high == pytest.approx(450, abs=13)
 
 
@@ -125,48 +128,50 @@ def test_no_patients_part_moves_the_mixed_cells_by_more_than_the_norm(cells: int
 
 def test_whole_numbers_have_whole_bounds_and_their_own_mean() -> None:
     ages = np.array([30, 31, 31, 32, 50] * 20)
-    better, found = prepared(schema(AGE), {"age": exact(AGE, ages, missing=25, bins=500)}, Rules())
+    better, found = prepare_schema(schema(AGE), {"age": exact(AGE, ages, missing=25, bins=500)}, Rules())
     column = better.features[0]
     assert column.bounds == (30.0, 50.0) and column.centre == pytest.approx(34.8) and column.fill == 35.0
     assert found["age"]["missing"] == pytest.approx(0.2)
-    alone, _ = prepared(schema(AGE), {"age": exact(AGE, np.full(9, 40), bins=500)}, Rules())
+    alone, _ = prepare_schema(schema(AGE), {"age": exact(AGE, np.full(9, 40), bins=500)}, Rules())
     assert alone.features[0].bounds == (39.0, 41.0)
 
 
 def test_counts_that_tell_nothing_leave_the_draft_as_it_is() -> None:
     nothing = Counted(np.zeros(41), 100.0)
-    column = prepared(schema(AGE), {"age": nothing}, Rules())[0].features[0]
+    column = prepare_schema(schema(AGE), {"age": nothing}, Rules())[0].features[0]
     assert column.bounds == (0.0, 120.0) and column.centre == 60.0
     noise = Counted(np.random.default_rng(1).normal(0, 1e6, 41), 1e6)
-    low, high = prepared(schema(AGE), {"age": noise}, Rules())[0].features[0].bounds or (0, 0)
+    low, high = prepare_schema(schema(AGE), {"age": noise}, Rules())[0].features[0].bounds or (0, 0)
     assert 0 <= low < high <= 120
 
 
 def test_rare_categories_go_into_other_and_the_commonest_codes_stay() -> None:
-    better, found = prepared(schema(PAIN), {"pain": Counted(np.array([50.0, 3, 40, 7]), 0.0)}, Rules(fewest=5))
+    better, found = prepare_schema(schema(PAIN), {"pain": Counted(np.array([50.0, 3, 40, 7]), 0.0)}, Rules(fewest=5))
     assert better.features[0].categories == ("none", "bad", "other") and better.features[0].other == "other"
     assert better.features[0].fill == "none" and found["pain"]["missing"] == pytest.approx(0.07)
-    better, _ = prepared(schema(CODES), {"codes": Counted(np.array([5.0, 9, 1, 7]), 2.0)}, Rules(most_categories=2))
+    better, _ = prepare_schema(
+        schema(CODES), {"codes": Counted(np.array([5.0, 9, 1, 7]), 2.0)}, Rules(most_categories=2)
+    )
     assert better.features[0].categories == ("E11", "J44", "other")
-    kept, _ = prepared(schema(PAIN), {"pain": Counted(np.array([50.0, -3, 40, 7]), 9.0)}, Rules())
+    kept, _ = prepare_schema(schema(PAIN), {"pain": Counted(np.array([50.0, -3, 40, 7]), 9.0)}, Rules())
     assert kept.features[0].categories == PAIN.categories and kept.features[0].other == ""
 
 
 def test_an_open_column_gets_what_was_found() -> None:
     found = Counted(np.array([70.0, 12.0]), 3.0, ("north", "south"))
-    column = prepared(schema(WARD), {"ward": found}, Rules())[0].features[0]
+    column = prepare_schema(schema(WARD), {"ward": found}, Rules())[0].features[0]
     assert column.categories == ("north", "south", "other") and not column.is_open
-    none = prepared(schema(WARD), {"ward": Counted(np.zeros(0), 3.0)}, Rules())[0].features[0]
+    none = prepare_schema(schema(WARD), {"ward": Counted(np.zeros(0), 3.0)}, Rules())[0].features[0]
     assert none.is_open
 
 
 def test_a_column_with_too_much_missing_is_left_out_by_rule() -> None:
     counts = {"age": Counted(np.append(np.ones(40), 60.0), 0.0), "stage": Counted(np.array([1.0, 5, 2]), 0.0)}
-    better, found = prepared(schema(AGE, STAGE), counts, Rules(most_missing=0.5))
+    better, found = prepare_schema(schema(AGE, STAGE), counts, Rules(most_missing=0.5))
     assert [column.name for column in better.features] == ["stage"] and found["age"]["dropped"]
     assert better.features[0].fill == "II" and not found["stage"]["dropped"]
     with pytest.raises(DataError, match="allow more"):
-        prepared(schema(AGE), counts | {}, Rules(most_missing=0.1))
+        prepare_schema(schema(AGE), counts | {}, Rules(most_missing=0.1))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_the_prepared_schema_reads_what_the_draft_read_and_more(tmp_path: Path) 
         "age": exact(AGE, np.repeat([30, 50], 50)), "pain": Counted(np.array([50.0, 1, 40, 0]), 0.0),
         "ward": Counted(np.array([70.0]), 3.0, ("north",)), "codes": Counted(np.array([5.0, 9, 1, 7]), 0.0),
     }  # fmt: skip
-    better, _ = prepared(draft, counts, Rules(fewest=5))
+    better, _ = prepare_schema(draft, counts, Rules(fewest=5))
     better.to_toml(tmp_path / "prepared.toml")
     assert Schema.from_toml(tmp_path / "prepared.toml") == better
     (tmp_path / "records.csv").write_text(
@@ -212,7 +217,7 @@ def test_an_open_columns_cells_are_kept_only_while_it_is_open(tmp_path: Path) ->
     assert (shard.x[:, 1] == 1).all()
     (tmp_path / "records.csv").write_text(f"age,ward,died\n{lines.replace('ICU', 'ER')}\n")
     assert build_shard(read_records(tmp_path / "records.csv", draft), draft, "here").digest != shard.digest
-    closed = prepared(draft, {"ward": Counted(np.array([9.0]), 1.0, ("north",))}, Rules())[0]
+    closed = prepare_schema(draft, {"ward": Counted(np.array([9.0]), 1.0, ("north",))}, Rules())[0]
     assert not build_shard(read_records(tmp_path / "records.csv", closed), closed, "here").cells
 
 

@@ -281,7 +281,7 @@ def faces(noise_multiplier: float | None) -> tuple[float, float]:
     [update] = classification.train(
         build, start, [SiteWork(Rows(x, y, y, people), stream, stream, float(people))], step
     )
-    module = gradients.loaded(build, update.arrays)
+    module = gradients.load_module(build, update.arrays)
     low, high = np.full(features, -4.0), np.full(features, 4.0)
     losses = lambda outputs, labels: nn.functional.cross_entropy(outputs, labels, reduction="none")  # noqa: E731
     made = [inversion.invert(module, label, x.mean(axis=0), low, high, losses) for label in range(people)]

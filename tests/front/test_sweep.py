@@ -19,7 +19,7 @@ import pytest
 from polyclinic import Federation
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
-from polyclinic.evaluation.intervals import repeated
+from polyclinic.evaluation.intervals import summarize_repetitions
 from polyclinic.evaluation.report import render_comparison, render_sweep
 from polyclinic.evaluation.report.sweep import Row
 from polyclinic.runs.folder import Run
@@ -262,12 +262,12 @@ def test_commas_part_values_where_no_value_holds_them(text: str, varies: list[An
 def test_repetitions_have_the_interval_of_students_t() -> None:
     # Nine values with mean 10 and sd 2: 10 ± 2.306 · 2/3 (Student's table, 8 degrees of freedom).
     values = [10 + 2 * x for x in (-1.5, -1, -0.5, 0, 0, 0, 0.5, 1, 1.5)]
-    estimate = repeated(values)
+    estimate = summarize_repetitions(values)
     sd = pd.Series(values).std()
     assert estimate["runs"] == 9 and estimate["mean"] == pytest.approx(10) and estimate["sd"] == pytest.approx(sd)
     assert estimate["high"] - 10 == pytest.approx(2.306 * sd / 3, rel=1e-3)
-    assert repeated(values, share=1 / 3)["se"] == pytest.approx(sd * (1 / 9 + 1 / 3) ** 0.5)
-    assert repeated([1.0]) == {"runs": 1, "mean": 1.0, "sd": None, "se": None, "low": None, "high": None}
+    assert summarize_repetitions(values, share=1 / 3)["se"] == pytest.approx(sd * (1 / 9 + 1 / 3) ** 0.5)
+    assert summarize_repetitions([1.0]) == {"runs": 1, "mean": 1.0, "sd": None, "se": None, "low": None, "high": None}
     assert json.dumps(estimate)
 
 
@@ -293,7 +293,7 @@ def test_the_page_draws_each_metric_over_the_number_that_varies(tmp_path: Path) 
 def test_the_report_of_several_runs_has_the_mean_over_seeds_and_splits(tmp_path: Path) -> None:
     table = small(tmp_path).sweep(seeds=3, same_split=True)
     page = page_text(render_comparison([tmp_path / name for name in table["run"]], tmp_path / "page.html"))
-    estimate = repeated(table["auroc"].tolist())
+    estimate = summarize_repetitions(table["auroc"].tolist())
     shown = f"{estimate['mean']:.3f} {estimate['low']:.3f} to {estimate['high']:.3f} {estimate['sd']:.3f}"
     assert f"fedavg, ε 3 3 {shown}" in page.partition("Over seeds and splits")[2]
 

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from polyclinic.errors import ConfigError, DataError
-from polyclinic.toml import checked, read_model, read_toml
+from polyclinic.toml import build_model, read_model, read_toml
 
 
 class Room(BaseModel):
@@ -89,7 +89,7 @@ def test_a_wrong_key_is_named_with_its_value_and_the_nearest_allowed_one(
 def test_a_secret_is_never_quoted() -> None:
     for values in ({"name": "a", "pasword": "hush"}, {"name": "a", "kind": "hush"}):
         with pytest.raises(ConfigError) as caught:
-            checked(House, values, "The house", within=("house",), secret=True)
+            build_model(House, values, "The house", within=("house",), secret=True)
         assert "hush" not in str(caught.value) and str(caught.value).startswith("The house: key 'house.")
 
 

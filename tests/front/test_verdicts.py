@@ -46,10 +46,10 @@ def target(met: bool | None = True, **more: Any) -> Target:
     ],
 )
 def test_what_counts_as_met(more: dict[str, Any], met: bool | None, why: str) -> None:
-    judged = target(**more).judged()
+    judged = target(**more).judge()
     assert (judged.met, judged.why) == (met, why)
-    assert judged.judged() == judged  # the rule may be applied to what it gave
-    assert target(**more).judged(quick=True).met is None
+    assert judged.judge() == judged  # the rule may be applied to what it gave
+    assert target(**more).judge(quick=True).met is None
 
 
 @given(
@@ -64,7 +64,7 @@ def test_what_counts_as_met(more: dict[str, Any], met: bool | None, why: str) ->
     )
 )
 def test_nothing_is_met_by_few_seeds_or_by_little(one: Target) -> None:
-    judged = one.judged()
+    judged = one.judge()
     assert judged.met in (one.met, None)
     assert (judged.met is None) == bool(judged.why)
     if judged.met:
@@ -83,7 +83,7 @@ def test_a_margin_counts_standard_errors_beyond_the_goal() -> None:
 
 def test_a_method_meets_a_goal_by_all_its_targets_together() -> None:
     def by(name: str, *verdicts: bool | None) -> list[Target]:
-        return [target(met, by=name, exact="a count").judged() for met in verdicts]
+        return [target(met, by=name, exact="a count").judge() for met in verdicts]
 
     every = [*by("a", True, True), *by("b", True, False), *by("c", True, None)]
     assert verdict_of(every) == "met by `a`; missed by `b`; no verdict on `c` (not judged)"

@@ -26,11 +26,11 @@ TABLE = Table(
 
 
 def as_part(table: Table) -> dict[str, object]:
-    return vars(table) | {"shown": table.shown()}
+    return vars(table) | {"shown": table.texts()}
 
 
 def test_a_table_is_shown_by_its_formats_and_what_has_no_value_is_a_dash() -> None:
-    assert TABLE.shown() == [["=age_years", "1.23", "0.040"], ["<b>sex</b>", "–", "–"]]
+    assert TABLE.texts() == [["=age_years", "1.23", "0.040"], ["<b>sex</b>", "–", "–"]]
 
 
 def test_files_hold_all_digits_and_nothing_that_a_reader_of_them_would_run(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.mechanisms import FINE
 from polyclinic.privacy.streams import keyed_stream
 from polyclinic.releases import description
-from polyclinic.releases.description import Cells, Description, added, count, standardised_difference
+from polyclinic.releases.description import Cells, Description, add_cells, count, standardised_difference
 from polyclinic.releases.kinds import question_as_key, question_of_key, read_question, write_question
 from polyclinic.releases.question import Conclusion, HospitalAnswer, Pricing
 from polyclinic.releases.statistics import patient_values
@@ -141,10 +141,10 @@ def test_a_patient_moves_what_noise_is_added_to_by_at_most_one_whole(seed: int, 
         group = np.nan_to_num(patient_values(shard, "arm"), nan=len(names) - 1).astype(np.int64)
         for column in question.parts(SCHEMA):
             cells = description._values(column, bins)
-            counts = description._counted(column, patient_values(shard, column.name), cells, group, len(names))
+            counts = description._count_cells(column, patient_values(shard, column.name), cells, group, len(names))
             if column.kind in ("integer", "continuous"):
                 points = math.floor(FINE / running.norm(len(cells)) * (1 - 1e-12))
-                shown.append(description.mixed(counts, len(cells), points).reshape(-1).astype(float))
+                shown.append(description.mix_cells(counts, len(cells), points).reshape(-1).astype(float))
             else:
                 shown.append(counts.reshape(-1).astype(float) * FINE)
         return shown
@@ -260,7 +260,7 @@ def test_a_difference_of_one_hidden_group_is_undefined() -> None:
     large = Cells(column, np.arange(2.0), np.array([40.0, 60.0]), 0.0, 1.0, 0.0, 0.0)
     tiny = Cells(column, np.arange(2.0), np.array([1.0, 0.5]), 0.0, 1.0, 0.0, 0.0)
     assert standardised_difference(large, tiny) is None and standardised_difference(large, large) is not None
-    assert added([large, large]).error == pytest.approx(2**0.5)
+    assert add_cells([large, large]).error == pytest.approx(2**0.5)
 
 
 @pytest.mark.parametrize(

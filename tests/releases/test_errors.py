@@ -85,9 +85,9 @@ def test_the_error_beside_a_figure_is_that_of_the_noise_and_drowned_figures_are_
     for name in ("mae", "r2", "calibration_in_the_large"):
         spread = np.std([float(one.values()[name] or 0.0) for one in released])
         assert released[0].estimates()[name]["error"] == pytest.approx(spread, rel=0.35), name
-    drowned = asked.noised(exact / FINE / 500, released[0].deviation).values()
+    drowned = asked.noisy_answer(exact / FINE / 500, released[0].deviation).values()
     assert all(value is None for name, value in drowned.items() if name != "patients")
-    pooled = Noised.pooled(released[:2])
+    pooled = Noised.pool(released[:2])
     assert pooled.counts == pytest.approx(released[0].counts + released[1].counts)
     assert pooled.deviation == pytest.approx(2**0.5 * released[0].deviation)
 

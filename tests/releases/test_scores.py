@@ -93,7 +93,7 @@ def test_noise_that_drowns_the_counts_defines_nothing() -> None:
 
 def test_hospitals_are_pooled_by_adding_their_counts() -> None:
     parts = [ScoreCounts(np.full(Scores(3, 1.0).shape, float(k)), 3.0 * k) for k in (1, 2)]
-    pooled = ScoreCounts.pooled(parts)
+    pooled = ScoreCounts.pool(parts)
     assert (pooled.counts == 3.0).all() and pooled.deviation == pytest.approx(np.hypot(3.0, 6.0))
 
 

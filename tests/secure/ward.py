@@ -113,7 +113,7 @@ class Ward(Grid):
         except PolyclinicError as error:
             return error
         question = self.question(given)
-        words = secure.masked(call, {"w": given["w"] + self.updates[call.request.site]}, given, question.hex())
+        words = secure.mask_update(call, {"w": given["w"] + self.updates[call.request.site]}, given, question.hex())
         return RecordDict({"arrays": to_record(words), "metrics": MetricRecord({"num-examples": 1.0})})
 
     def list_each_other(self, among: Iterable[int] | None = None) -> None:

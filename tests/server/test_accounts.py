@@ -277,13 +277,13 @@ def test_an_account_counts_what_was_there_before_and_every_request_once() -> Non
     account.ask("train 1", STEP)  # the same again, as after a resumption
     account.ask("train 2", PAID_BEFORE)  # which costs nothing
     assert account.unanswered == ["train 1"]
-    assert dict(flat(account.spent())) == {old: 2, entry_of(COUNT): 1, entry_of(STEP): 1}
-    assert dict(flat(account.spent(unanswered=False))) == {old: 2, entry_of(COUNT): 1}
+    assert dict(flat(account.spent_history())) == {old: 2, entry_of(COUNT): 1, entry_of(STEP): 1}
+    assert dict(flat(account.spent_history(unanswered=False))) == {old: 2, entry_of(COUNT): 1}
     account.refuse("train 1")
-    assert dict(flat(account.spent())) == {old: 2, entry_of(COUNT): 1} and account.has("train") is False
+    assert dict(flat(account.spent_history())) == {old: 2, entry_of(COUNT): 1} and account.has("train") is False
     more = to_text(ran([old] * 5, "an earlier run"))  # another run's charges, which came meanwhile
     account.hear(None, more)
-    assert dict(flat(account.spent())) == {old: 5, entry_of(COUNT): 1}
+    assert dict(flat(account.spent_history())) == {old: 5, entry_of(COUNT): 1}
 
 
 def test_a_bound_is_never_below_word_nor_cost() -> None:

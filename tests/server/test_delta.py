@@ -16,7 +16,7 @@ from polyclinic.inspection.result import RunResult
 from polyclinic.privacy.accounting import epsilon, usual_delta
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
-from polyclinic.runs.simulation import settled
+from polyclinic.runs.simulation import settle
 from polyclinic.server.app import coordinate
 from polyclinic.server.calibration import calibrate
 from tests.client.test_hospital import make_hospital
@@ -39,11 +39,11 @@ def test_the_delta_of_some_numbers_of_patients(patients: int, delta: float) -> N
 
 
 def test_a_simulation_has_one_delta_whatever_the_split_the_seed_and_the_hospitals() -> None:
-    deltas = {settled(RunConfig(sites=sites, seed=seed)).privacy.delta for sites, seed in ((0, 0), (3, 1), (8, 2))}
+    deltas = {settle(RunConfig(sites=sites, seed=seed)).privacy.delta for sites, seed in ((0, 0), (3, 1), (8, 2))}
     assert deltas == {usual_delta(569)}
     public = RunConfig(sites=3, privacy={"patients_per_site": 90})
-    assert settled(public).privacy.delta == usual_delta(270)
-    assert settled(RunConfig(privacy={"delta": 0.01})).privacy.delta == 0.01
+    assert settle(public).privacy.delta == usual_delta(270)
+    assert settle(RunConfig(privacy={"delta": 0.01})).privacy.delta == 0.01
 
 
 def test_a_table_of_thousands_of_patients_needs_no_delta(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_real_hospitals_policies_state_it(hospitals: Path) -> None:
 
 
 def test_a_run_that_goes_on_keeps_the_delta_with_which_it_began(tmp_path: Path) -> None:
-    begun = Run.create(settled(RunConfig(out=str(tmp_path))))
+    begun = Run.create(settle(RunConfig(out=str(tmp_path))))
     begun.checkpoint.touch()
     assert begun.config().privacy.delta == 1e-4
     again = RunConfig(out=str(tmp_path), resume=begun.name)

@@ -506,11 +506,11 @@ def test_a_run_killed_between_charge_and_aggregate_has_spent_what_it_released_an
         "import os, signal\n"
         "from polyclinic import Federation\n"
         "from polyclinic.strategies.central import CentralDP\n"
-        "clipped = CentralDP._clipped\n"
+        "clipped = CentralDP._clip_and_sum\n"
         "def dies(self, sent, replies, number):\n"
         "    if number == 2: os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return clipped(self, sent, replies, number)\n"
-        "CentralDP._clipped = dies\n"
+        "CentralDP._clip_and_sum = dies\n"
         f"Federation().run(dataset='breast-cancer', rounds=3, training={{'local_steps': 2}}, "
         f"out={str(tmp_path / 'dead')!r}, **{CENTRAL!r})\n"
     )

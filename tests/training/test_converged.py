@@ -92,7 +92,7 @@ def test_a_comparison_is_with_models_that_converged(quick: Callable[..., RunResu
         return float(roc_auc_score(test.y, model.predict_proba((test.x - mean) / deviation)[:, 1]))
 
     comparison = result.summary["comparison"]
-    together = theirs(*(Rows.joined([pair[side] for pair in rows.values()]) for side in (0, 1)))
+    together = theirs(*(Rows.join([pair[side] for pair in rows.values()]) for side in (0, 1)))
     assert comparison["without_dp"]["pooled"]["auroc"] == pytest.approx(together, abs=2e-3)
     for site, pair in rows.items():
         assert comparison["alone"]["sites"][site]["auroc"] == pytest.approx(theirs(*pair), abs=1e-2), site

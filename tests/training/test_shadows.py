@@ -60,7 +60,7 @@ def test_patients_are_chosen_and_joined_with_all_their_rows() -> None:
     rows = Rows(np.arange(4.0)[:, None], np.array([0, 1, 0, 1]), np.array([0, 1, 2, 1]), 3)
     some = rows.of_patients(np.array([False, True, True]))
     assert some.x.ravel().tolist() == [1, 2, 3] and some.patient.tolist() == [0, 1, 0] and some.patients == 2
-    both = Rows.joined([rows, some])
+    both = Rows.join([rows, some])
     assert both.patient.tolist() == [0, 1, 2, 1, 3, 4, 3] and both.patients == 5
 
 
@@ -76,7 +76,7 @@ def attacked(settings: TrainSettings, shadows: int) -> list[Membership]:
     others = train_shadows(
         classification, build, first(build), list(zip(hospitals, inside, strict=True)), settings, ROUNDS, seed=7
     )
-    everyone, took_part = Rows.joined(hospitals), np.concatenate(halves, axis=1)[0]
+    everyone, took_part = Rows.join(hospitals), np.concatenate(halves, axis=1)[0]
 
     def probabilities(arrays: Arrays) -> np.ndarray:
         return classification.evaluate(build, arrays, [everyone])[0]

@@ -89,7 +89,7 @@ def measure(options: Mapping[str, Any]) -> dict[str, float]:
 def pooled(options: Mapping[str, Any]) -> dict[str, float]:
     """The same of scikit-learn's logistic regression of all hospitals' training patients."""
     shards = SimulatedRecords.of(RunConfig.build(options)).shards().values()
-    train, test = (Rows.joined([getattr(shard, part) for shard in shards]) for part in ("train", "test"))
+    train, test = (Rows.join([getattr(shard, part) for shard in shards]) for part in ("train", "test"))
     scale = scale_of(train)
     x, held_out = (np.nan_to_num(standardised(rows, scale).x) for rows in (train, test))
     model = LogisticRegression(max_iter=5000).fit(x, train.y)

@@ -16,7 +16,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from polyclinic.ehr.encoding import column_values, encode
-from polyclinic.ehr.imputation import chained
+from polyclinic.ehr.imputation import impute_chained
 from polyclinic.evaluation.synthetic.classifiers import fowlkes_mallows_cutoff
 from polyclinic.synthesis.combining import combine
 from polyclinic.types import Floats
@@ -49,7 +49,7 @@ def imputed(records: pd.DataFrame, sets: int, seed: int, iterations: int = 5) ->
     """``sets`` complete (n, 19) tables by chained equations over all (n) records at once: no guarantee holds of what is trained
     on them."""
     x = encode(records, SCHEMA).x
-    return [values_of(one) for one in chained(x, SCHEMA, seed, draws=sets, iterations=iterations)]
+    return [values_of(one) for one in impute_chained(x, SCHEMA, seed, draws=sets, iterations=iterations)]
 
 
 def held_out(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[Floats]:
@@ -58,7 +58,7 @@ def held_out(cohort: Cohort, sets: int, seed: int, iterations: int = 5) -> list[
     x = encode(cohort.records[[column.name for column in _OF_PREDICTORS.columns]], _OF_PREDICTORS).x
     names = [COLUMNS[place] for place in PREDICTORS]
     found = []
-    for one in chained(x, _OF_PREDICTORS, seed, draws=sets, iterations=iterations):
+    for one in impute_chained(x, _OF_PREDICTORS, seed, draws=sets, iterations=iterations):
         table = cohort.measured.copy()
         table[:, PREDICTORS] = np.stack([column_values(one, _OF_PREDICTORS, name) for name in names], axis=1)
         found.append(table)

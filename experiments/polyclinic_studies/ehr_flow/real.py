@@ -16,7 +16,7 @@ import pandas as pd
 
 from polyclinic.ehr.datasets import Dataset, eicu
 from polyclinic.ehr.encoding import column_values, encode
-from polyclinic.ehr.imputation import chained
+from polyclinic.ehr.imputation import impute_chained
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.experiments import markdown
 from polyclinic.privacy.streams import generator
@@ -110,7 +110,7 @@ def real(
 def _judged(table: pd.DataFrame, seed: int) -> dict[str, float]:
     """Missing predictors of both sides by regressions on predictors, fitted to ``table`` alone: the outcome is in none."""
     test = records(True)
-    x, seen = chained(_x(table), PREDICTORS, seed, [_x(test)], iterations=5)
+    x, seen = impute_chained(_x(table), PREDICTORS, seed, [_x(test)], iterations=5)
     outcomes = (one[OUTCOME].to_numpy(dtype=np.float64) for one in (table, test))
     (learnt, asked) = zip((_values(x), _values(seen)), outcomes, strict=True)
     score = taught(learnt, [asked], ABOVE, 100)[0]

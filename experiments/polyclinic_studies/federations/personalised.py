@@ -179,7 +179,7 @@ def run(asked: Asked, say: Say) -> Findings:
     """The experiment; its short form trains three rounds with two seeds, on heart disease alone."""
     seeds = range(asked.seeds or (2 if asked.quick else BLOCK))
     splits, rounds = (SPLITS[:1], 3) if asked.quick else (SPLITS, ROUNDS)
-    parts, choices, ways = Parts(asked.out, say), read_choices(), asked.chosen({name: {} for name in WAYS})
+    parts, choices, ways = Parts(asked.out, say), read_choices(), asked.select({name: {} for name in WAYS})
     rows: Rows = {split.name: {terms: {way: [] for way in ways} for terms in PRIVACY} for split in splits}
     for split in splits:
         for seed in seeds:

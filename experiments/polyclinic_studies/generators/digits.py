@@ -159,7 +159,7 @@ def plan(dataset: str, asked: Asked) -> Plan:
     }
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     return Plan(
-        common, asked.chosen(methods), tuple(range(seeds)), ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),
+        common, asked.select(methods), tuple(range(seeds)), ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),
         500 if asked.quick else 0,
     )  # fmt: skip
 

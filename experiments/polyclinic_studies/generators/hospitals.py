@@ -48,7 +48,7 @@ Measured = dict[str, float]
 def run(asked: Asked, say: Say) -> Findings:
     """The experiment into ``asked.out``; ``quick``: two draws of two methods."""
     parts, draws = Parts(asked.out, say), asked.seeds or (2 if asked.quick else SEEDS)
-    methods = asked.chosen({name: METHODS[name] for name in QUICK} if asked.quick else METHODS)
+    methods = asked.select({name: METHODS[name] for name in QUICK} if asked.quick else METHODS)
     found: dict[str, dict[str, list[Measured]]] = {method: {} for method in methods}
     real: list[Measured] = []
     for draw in range(draws):

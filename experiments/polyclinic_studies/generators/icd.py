@@ -142,7 +142,7 @@ def plan(asked: Asked) -> Plan:
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     common = {**SETS[SIMULATED], "task": "synthesis", "synthesis.quality": False, "sites": sites}
     return Plan(
-        common, asked.chosen(methods), tuple(range(seeds)), 10 if asked.quick else MOST, 2000 if asked.quick else 0
+        common, asked.select(methods), tuple(range(seeds)), 10 if asked.quick else MOST, 2000 if asked.quick else 0
     )
 
 

@@ -70,7 +70,7 @@ def plan(asked: Asked) -> Study:
     sites = asked.hospitals or (2 if asked.quick else HOSPITALS)
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     return Study(
-        {"dataset": "mimic-hf", "sites": sites, "task": "synthesis", "synthesis.quality": False}, asked.chosen(methods),
+        {"dataset": "mimic-hf", "sites": sites, "task": "synthesis", "synthesis.quality": False}, asked.select(methods),
         tuple(range(seeds)), tuple(MEASURED),
         1000 if asked.quick else 0, ("lr", "knn") if asked.quick else CLASSIFIERS,
     )  # fmt: skip

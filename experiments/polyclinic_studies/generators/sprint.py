@@ -99,7 +99,7 @@ def plan(asked: Asked) -> Study:
     seeds = asked.seeds or (1 if asked.quick or asked.preset == "paper" else SEEDS)
     common = {"dataset": "sprint", "sites": sites, "task": "synthesis", "synthesis.quality": False}
     return Study(
-        common, asked.chosen(methods), tuple(range(seeds)), tuple(MEASURED), 1000 if asked.quick else 0,
+        common, asked.select(methods), tuple(range(seeds)), tuple(MEASURED), 1000 if asked.quick else 0,
         ("lr", "knn") if asked.quick else ("lr", "rf", "svm", "knn"),
     )  # fmt: skip
 

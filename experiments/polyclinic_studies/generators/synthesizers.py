@@ -23,7 +23,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.attacks import membership
 from polyclinic.evaluation.attacks.identification import Table, closest, proximity
 from polyclinic.evaluation.synthetic.classifiers import REAL, transfer
-from polyclinic.evaluation.synthetic.quality import MOST_FULL, Sample, compared, features, one_row_each
+from polyclinic.evaluation.synthetic.quality import MOST_FULL, Sample, compare, features, one_row_each
 from polyclinic.experiments import Asked, Findings, Say
 from polyclinic.privacy.streams import generator
 from polyclinic.runs.simulation import SimulatedRecords
@@ -82,7 +82,7 @@ Measured = dict[str, float | None]
 
 def run(asked: Asked, say: Say) -> Findings:
     """What ``PLAN`` names, ``asked.seeds`` splits each, the epsilon of the goals first."""
-    parts, methods = Parts(asked.out, say), asked.chosen(METHODS)
+    parts, methods = Parts(asked.out, say), asked.select(METHODS)
     plan, splits = (_QUICK, 1) if asked.quick else ((*PLAN, *(SLOW if asked.methods else ())), asked.seeds or SPLITS)
     found: dict[str, Any] = {
         name: {"real": [], "methods": {}} for name in SETS if any(name in sets for *_, sets in plan)
@@ -123,7 +123,7 @@ def _patients(options: tuple[tuple[str, Any], ...]) -> tuple[Sample, Sample, int
     """Training patients, 4,000 at most, and held-out ones, one record of each; and how many training patients there are."""
     config = RunConfig.build(dict(options))
     shards = list(SimulatedRecords.of(config).shards().values())
-    sides = (Rows.joined([shard.train for shard in shards]), Rows.joined([shard.test for shard in shards]))
+    sides = (Rows.join([shard.train for shard in shards]), Rows.join([shard.test for shard in shards]))
     samples = []
     for rows, most in zip(sides, (MOST_FULL, 10 * MOST_FULL), strict=True):
         at = one_row_each(rows.patient, rows.patients, config.seed, most)
@@ -168,7 +168,7 @@ def _fidelity(table: Sample, held_out: Sample) -> Measured:
     """``columns``: the mean distance of single columns, total variation of categories and Kolmogorov and Smirnov's of numbers;
     ``wasserstein``: of numbers, in standard deviations; ``pairs``: total variation of pairs, of which numbers are in tenths;
     ``spearman``: rank correlation of the correlations; ``codes``: R² of the frequencies of codes."""
-    judged = compared(held_out, table)
+    judged = compare(held_out, table)
     likeness = [one.get("ks", one.get("tv")) for one in judged["columns"].values()]
     alike = [value for value in likeness if value is not None]
     codes = [one["r2"] for one in judged["codes"].values()]

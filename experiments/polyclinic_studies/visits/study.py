@@ -82,7 +82,7 @@ COHORTS = {
 def run(asked: Asked, say: Say) -> Findings:
     """The experiment into ``asked.out``; ``quick``: two draws of the made-up patients at one epsilon."""
     parts = Parts(asked.out, say)
-    methods = [name for name in METHODS if not asked.methods or name in asked.chosen({name: {} for name in METHODS})]
+    methods = [name for name in METHODS if not asked.methods or name in asked.select({name: {} for name in METHODS})]
     cohorts = {name: one for name, one in COHORTS.items() if one.available() and (one.truth or not asked.quick)}
     epsilons = EPSILONS[1:2] if asked.quick else EPSILONS
     found: dict[str, dict[str, list[Measured]]] = {}

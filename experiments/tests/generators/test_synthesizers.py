@@ -61,14 +61,14 @@ def test_less_than_independent_is_said_beyond_two_standard_errors_of_pairs() -> 
 def test_the_best_is_held_to_real_training_on_the_same_splits() -> None:
     method, gaps = best(FOUND["stays"], 3.0)
     assert method == "moments" and gaps == pytest.approx([-0.01] * 5)
-    judged = {target.id: target.judged() for target in targets(FOUND, 3.0)}
+    judged = {target.id: target.judge() for target in targets(FOUND, 3.0)}
     assert {id: target.met for id, target in judged.items()} == {
         "moments": True, "latent": False, "mixture": True, "stays": True
     }  # fmt: skip
     fewer = {
         "stays": {"real": REAL[:4], "methods": {m: {"3": c["3"][:4]} for m, c in FOUND["stays"]["methods"].items()}}
     }
-    assert all(target.judged().why == "4 splits; a verdict needs 5" for target in targets(fewer, 3.0))
+    assert all(target.judge().why == "4 splits; a verdict needs 5" for target in targets(fewer, 3.0))
 
 
 def test_pairs_are_of_the_same_splits_alone() -> None:

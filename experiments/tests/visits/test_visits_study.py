@@ -53,7 +53,7 @@ def test_the_noise_of_all_rounds_and_of_the_labels_costs_epsilon() -> None:
 
 def test_the_short_form_has_no_verdict(tmp_path: Path) -> None:
     found = run(Asked(tmp_path, quick=True, methods=("visits", "moments")), lambda line: None)
-    judged = [target.judged() for target in found.targets]
+    judged = [target.judge() for target in found.targets]
     assert {target.met for target in judged} == {None} and {target.id for target in judged} == {"own"}
     assert {target.why for target in judged} == {"2 seeds; a verdict needs 12"}
     assert re.search(r"\| visits, ε = 3 \|", found.tables) and "independent" not in found.tables

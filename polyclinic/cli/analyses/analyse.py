@@ -42,7 +42,7 @@ def analyse(task: str, given: Mapping[str, Any], options: Options) -> None:
     Raises:
         ConfigError: An option that the analysis does not take.
     """
-    flags = Flags(**{field.name: getattr(options, field.name) for field in fields(Shared)}, task=task).given()
+    flags = Flags(**{field.name: getattr(options, field.name) for field in fields(Shared)}, task=task).given_keys()
     flags["task-options"] = {name.replace("_", "-"): value for name, value in given.items() if value is not None}
     config = RunConfig.build(*layers(None, options.sets, flags))
     if options.config_out is not None:

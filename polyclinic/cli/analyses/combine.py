@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import Json, answer, loading, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, style_lines, table
 
 
 def combine(
@@ -29,6 +29,6 @@ def combine(
     regression = combined_regression(run, certificate, formula, family, patients)
     shown, combined = regression.table, regression.inference.combined
     answer(
-        as_json, printed(regression), shown.title, table(shown.columns, shown.shown()), shown.note,
-        f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *styled("yellow", *regression.notes),
+        as_json, printed(regression), shown.title, table(shown.columns, shown.texts()), shown.note,
+        f"Combined from {combined.sets} sets by rule '{combined.rule}'.", *style_lines("yellow", *regression.notes),
     )  # fmt: skip

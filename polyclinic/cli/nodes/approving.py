@@ -111,7 +111,9 @@ def pause(folder: Folder, why: Why = "", as_json: Json = False) -> None:
     home = _read(folder).home
     approvals.pause(home, why)
     answer(
-        as_json, approvals.paused(home), "Paused: no run computes, charges or releases anything here until `resume`."
+        as_json,
+        approvals.current_pause(home),
+        "Paused: no run computes, charges or releases anything here until `resume`.",
     )
 
 

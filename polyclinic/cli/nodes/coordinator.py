@@ -275,14 +275,14 @@ def new_submitter(
 ) -> None:
     """Make a key of your own, and its public half for administrators of the coordinator and of hospitals that ask for it."""
     with loading():
-        from polyclinic.deployment.files import quoted
+        from polyclinic.deployment.files import quote
         from polyclinic.deployment.submitters import new_key
 
     key, public = new_key(name, file), file.with_suffix(".pub")
     answer(
         as_json, {"name": name, "file": str(file), "public": str(public), "key": key.public},
         f"{file} is your key: keep it to yourself. {public} goes to the coordinator, for `coordinator submitter add`.",
-        "A hospital that asks for it writes into hospital.toml:", f"[policy.submitters.{quoted(name)}]", f'key = "{key.public}"',
+        "A hospital that asks for it writes into hospital.toml:", f"[policy.submitters.{quote(name)}]", f'key = "{key.public}"',
     )  # fmt: skip
 
 

@@ -205,7 +205,7 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
         "entries": list(shown), "lines": len(journal.entries), "intact": journal.intact, "torn": journal.torn,
         "head": journal.head,
     }  # fmt: skip
-    lines = ("  ".join(filter(None, (_printed(entry.get(column, "")) for column in columns))) for entry in shown)
+    lines = ("  ".join(filter(None, (_printable(entry.get(column, "")) for column in columns))) for entry in shown)
     newest = f"The newest {len(shown)} of " if len(shown) < len(journal.entries) else ""
     answer(
         as_json,
@@ -217,7 +217,7 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
         raise PolyclinicError(f"{home / name}: a line was changed, taken out or put in.")
 
 
-def _printed(value: Any) -> str:
+def _printable(value: Any) -> str:
     """A value as text; what a message brought could otherwise look like another line, or move the cursor."""
     text = str(value)
     return text if text.isprintable() else repr(text)

@@ -49,7 +49,7 @@ def init(
         from polyclinic.deployment.certificates import check_authority
         from polyclinic.deployment.files import write_new
         from polyclinic.deployment.hospital import FILE, NodeFile, check_delta, hospital_files
-        from polyclinic.deployment.records import described, records_of
+        from polyclinic.deployment.records import count_cells, records_of
 
     made = not (if_missing and (folder / FILE).exists())
     counts: dict[str, Any] | None = None
@@ -57,7 +57,7 @@ def init(
         records = records_of(data, pairs("--source", source), schema)
         node = NodeFile.build({"coordinator": coordinator, "port": port}, "The node")
         files = hospital_files(site, records, node, check_authority(ca), budget, delta)
-        counts = described(records, schema) if check else None
+        counts = count_cells(records, schema) if check else None
         if counts:
             check_delta(delta, counts["patients"])
         elif delta > 1e-5:

@@ -9,7 +9,7 @@ import typer
 
 from polyclinic.cli.options import Force
 from polyclinic.cli.records.risk import GUARANTEE, INSIDE, Hierarchies, Names, Quasi, Records, SchemaFile, Unit, names
-from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, number, style_lines, table
 from polyclinic.errors import ConfigError
 from polyclinic.files import Content, write_outputs
 
@@ -77,7 +77,7 @@ def anonymize(
     left_out = [*names(drop), *([exposed.unit] if exposed.unit else [])]
     exposure.check_dropped(exposed, left_out, names(keep), label)
     release = anonymity.anonymise(exposed, target, declared, method)  # type: ignore[arg-type]
-    auroc = exposure.learned(exposed, release, label, left_out) if label else None
+    auroc = exposure.compare_auroc(exposed, release, label, left_out) if label else None
     # The records' own order would align this release with the table, and with another release of it.
     order = np.random.default_rng().permutation(len(release.records))
     released = release.records.drop(columns=left_out).iloc[order]
@@ -101,7 +101,7 @@ def anonymize(
     answer(
         as_json, result,
         f"{out}: {len(released):,} of {len(exposed.table):,} rows, k = {release.k} (was {before.k}){schema_place}",
-        table(*_losses(result)), *styled("dim", *notes),
+        table(*_losses(result)), *style_lines("dim", *notes),
     )  # fmt: skip
 
 
@@ -154,7 +154,7 @@ def coarsen(
         as_json,
         {"out": str(out), "schema": str(_beside(out)), "rows": len(coarse), "columns": list(coarse.columns)},
         f"{out}: {len(coarse):,} rows; their schema is {_beside(out)}",
-        *styled("dim", "Coarser records are less telling, not private."),
+        *style_lines("dim", "Coarser records are less telling, not private."),
     )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from polyclinic.cli.terminal import Json, answer, loading, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, style_lines, table
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def cohort(
     answer(
         as_json, {"hospital": str(hospital), "private": False, "stages": flow.as_list(), "plot": place},
         flow_table(flow), *([f"Flow diagram: {plot}"] if plot else []),
-        *styled("yellow", "These counts are exact, not private: keep them inside the hospital."),
+        *style_lines("yellow", "These counts are exact, not private: keep them inside the hospital."),
     )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import typer
 
 from polyclinic.cli.options import with_options
 from polyclinic.cli.records.target import TargetOptions, print_dropouts
-from polyclinic.cli.terminal import Json, console, fitting, loading, print_json, say, styled, table
+from polyclinic.cli.terminal import Json, console, fitting, loading, print_json, say, style_lines, table
 
 # A cell of figures with their noise is folded to so many letters.
 _FOLDED = 10
@@ -61,7 +61,7 @@ def describe(
         rest = f"{columns - fit} more columns are in {out / 'tables' / shown['name']}.csv."
         say(
             table(shown["columns"][:fit], [row[:fit] for row in shown["shown"]], ("Level",)),
-            *styled(style, shown["note"]),
+            *style_lines(style, shown["note"]),
             *[rest] * (fit < columns),
             f"Tables: {out / 'tables'}",
         )

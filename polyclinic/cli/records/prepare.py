@@ -67,7 +67,7 @@ def _print(result: dict[str, Any]) -> None:
         table.add_column(head, justify="right" if number > 1 else "left", overflow="fold")
     for name, column in result.get("columns", {}).items():
         alone = "not private" if column["epsilon"] is None else significant(column["epsilon"])
-        table.add_row(name, _prepared(column), f"{100 * column['missing']:.1f} %", alone)
+        table.add_row(name, _describe_column(column), f"{100 * column['missing']:.1f} %", alone)
     if "columns" in result:
         screen.print(table)
     what = "schema" if "schema" in result else "imputer"
@@ -84,7 +84,7 @@ def _print(result: dict[str, Any]) -> None:
     print_dropouts(screen, result)
 
 
-def _prepared(column: dict[str, Any]) -> str:
+def _describe_column(column: dict[str, Any]) -> str:
     if column["dropped"]:
         return "left out: too much is missing"
     if "bounds" in column:

@@ -107,7 +107,7 @@ def _print(result: dict[str, Any]) -> None:
     cells = list(result["value"]) if isinstance(result["value"], dict) else [result["statistic"]]
     grid = [["hospital" if len(cells) == 1 else result["column"], *cells, "ε spent"]]
     for name, site in sites.items():
-        spent = _spent(site) if name in result["sites"] else ""
+        spent = _cost_text(site) if name in result["sites"] else ""
         grid.append([name, *(_figure(site, cell) for cell in cells), spent])
     if len(cells) > len(sites):  # the fewer go across, or a terminal cannot hold them
         grid = [list(row) for row in zip(*grid, strict=True)]
@@ -133,6 +133,6 @@ def _figure(site: dict[str, Any], cell: str) -> str:
     return significant(value) + (f" ± {cast(float, error):.2g}" if error is not None else "")
 
 
-def _spent(site: dict[str, Any]) -> str:
+def _cost_text(site: dict[str, Any]) -> str:
     spent = "unbounded" if site["epsilon"] is None else significant(site["epsilon"])
     return spent if site["budget"] is None else f"{spent} of {site['budget']:g}"

@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, interval, loading, number, styled, table
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, style_lines, table
 from polyclinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -92,12 +92,12 @@ def make(
         f"{out / 'answer-key.json'}: for whoever runs the review, and for no reviewer",
     ]
     if packet.copies:
-        lines += styled("yellow", f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
+        lines += style_lines("yellow", f"Left out: {packet.copies:,} synthetic patients that equal a real one.")
     if packet.one_record:
         lines.append("Synthetic patients have one record each, so of each real one a single record was drawn.")
     if not code_names and any(column.kind == "code_set" for column in described.columns):
         lines.append("Codes are shown as they are; --names FILE gives them names.")
-    answer(as_json, result, *lines, *styled("yellow", STAYS))
+    answer(as_json, result, *lines, *style_lines("yellow", STAYS))
 
 
 @app.command()
@@ -119,7 +119,7 @@ def score(
         analysis,
         _score_table(analysis),
         *analysis["verdict"],
-        *styled("dim", *analysis["notes"]),
+        *style_lines("dim", *analysis["notes"]),
         f"Page: {folder / 'review.html'}",
     )
 

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, loading, number, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, number, style_lines, table
 from polyclinic.errors import ConfigError
 
 Names = list[str] | None
@@ -60,7 +60,7 @@ def risk(
     exposed = exposure.table_of(records, schema, names(quasi), names(sensitive), unit)
     notes = [INSIDE, GUARANTEE, *exposed.notes]
     result = {"records": str(records), **exposure.assess(exposed, largest_set), "notes": notes}
-    answer(as_json, result, *_shown(result))
+    answer(as_json, result, *_describe_risk(result))
 
 
 def link(
@@ -110,7 +110,7 @@ def link(
         for name in wanted
     ]
     linked = table((f"linked by {', '.join(shared)}", *attacks), cells)
-    answer(as_json, {"on": shared, **result}, linked, *styled("dim", *result["notes"]))
+    answer(as_json, {"on": shared, **result}, linked, *style_lines("dim", *result["notes"]))
 
 
 def _tolerances(given: list[str]) -> dict[str, float]:
@@ -130,7 +130,7 @@ def names(given: Names) -> list[str]:
     return list(dict.fromkeys(name.strip() for text in given or [] for name in text.split(",") if name.strip()))
 
 
-def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
+def _describe_risk(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield (
         f"{result['patients']:,} patients in {result['rows']:,} rows, told apart by {', '.join(result['quasi'])}: "
         f"k = {result['k']}, {result['classes']:,} classes, {result['unique']:,} patients ({result['unique_share']:.1%}) alone"
@@ -151,7 +151,7 @@ def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
             ((title, *("infinite" if spread[key] is None else _figure(spread[key]) for spread in sensitive.values()))
              for key, title in _MEASURES.items()),
         )  # fmt: skip
-    yield from styled("dim", *result["notes"])
+    yield from style_lines("dim", *result["notes"])
 
 
 def _figure(value: float | int | None) -> str:

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from polyclinic.cli.terminal import Json, answer, loading, styled, table
+from polyclinic.cli.terminal import Json, answer, loading, style_lines, table
 
 app = typer.Typer(no_args_is_help=True, help="The public description of records: draft it, check it.")
 
@@ -62,7 +62,9 @@ def draft(
         if written[1:]
         else []
     )
-    answer(as_json, value, table(headings, rows, words=headings), *styled("yellow", warning), *mapped, *drafted.notes)
+    answer(
+        as_json, value, table(headings, rows, words=headings), *style_lines("yellow", warning), *mapped, *drafted.notes
+    )
 
 
 @app.command()
@@ -89,7 +91,7 @@ def check(
         "classes": parsed.num_classes if parsed.has_classes else None,
         "records": None if records is None else _counts(parsed, records),
     }  # fmt: skip
-    answer(as_json, result, *_shown(result))
+    answer(as_json, result, *_describe_schema(result))
 
 
 def _counts(schema: Any, records: str) -> dict[str, Any]:
@@ -105,7 +107,7 @@ def _counts(schema: Any, records: str) -> dict[str, Any]:
     return count_records(open_source(records, Path(), {}, schema), schema, records)
 
 
-def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
+def _describe_schema(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     what = f"{result['columns']} columns, {result['features']} encoded features"
     what += f", {result['classes']} classes" if result["classes"] else ", a label without classes"
     yield f"{result['name']}: {what}; unit {result['unit']}; sha256 {result['digest'][:12]}"
@@ -115,4 +117,4 @@ def _shown(result: dict[str, Any]) -> Iterator[str | Text | Table]:
     yield f"Records: {counts['rows']:,} rows of {counts['patients']:,} patients, all as the schema says."
     if holes := [(name, f"{number:,}") for name, number in counts["missing"].items() if number]:
         yield table(("column", "missing"), holes)
-    yield from styled("yellow", "These counts are exact, not private: keep them inside the hospital.")
+    yield from style_lines("yellow", "These counts are exact, not private: keep them inside the hospital.")

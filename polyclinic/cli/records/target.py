@@ -109,7 +109,7 @@ class TargetOptions(Records):
         elif self.schema_file:
             own["data.schema-file"] = self.schema_file
         given, sets = {key: value for key, value in own.items() if value is not None}, assignments(self.sets)
-        config = RunConfig.build(sets, Flags(**records).given(), given)
+        config = RunConfig.build(sets, Flags(**records).given_keys(), given)
         for key in sets:
             if not key.startswith(_OF_RECORDS):
                 raise ConfigError(f"-c {key} is of a run, and has no part in a question to hospitals.")

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyclinic.cli.records.risk import names
-from polyclinic.cli.terminal import Json, answer, interval, loading, number, significant, styled, table, working
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, significant, style_lines, table, working
 from polyclinic.errors import ConfigError
 
 
@@ -40,7 +40,7 @@ def attack(
             run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, doing=doing
         )
     place = f"All figures: {Run(Path(result['run'])).attacks_file}; the run's report shows them."
-    answer(as_json, result, *shown(result), place)
+    answer(as_json, result, *describe_attacks(result), place)
 
 
 def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
@@ -55,7 +55,7 @@ def _check(shadows: int, canaries: int, delta: float | None, seed: int) -> None:
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
 
 
-def shown(attacks: dict[str, Any]) -> Iterator[str | Text | Table]:
+def describe_attacks(attacks: dict[str, Any]) -> Iterator[str | Text | Table]:
     """Sentences and tables for people, of what ``attacks.json`` holds."""
     epsilon = attacks["claimed"]["epsilon"]
     claim = "claims no epsilon" if epsilon is None else f"claims ε = {significant(epsilon)}"
@@ -97,10 +97,10 @@ def shown(attacks: dict[str, Any]) -> Iterator[str | Text | Table]:
             f"The audit's canaries: ε is at least {significant(audit['epsilon_lower'])} at δ = {audit['delta']:g} with 95 % "
             f"confidence; claimed {significant(audit['epsilon_claimed'])}."
         )
-    yield from styled(
+    yield from style_lines(
         "dim", *(f"Left out: {attack['attack']}: {attack['why'].rstrip('.')}." for attack in attacks["left_out"])
     )
-    yield from styled("dim", "An attack that finds nothing proves nothing: the bound on all attacks is ε.")
+    yield from style_lines("dim", "An attack that finds nothing proves nothing: the bound on all attacks is ε.")
 
 
 def _values(row: dict[str, Any], *keys: str) -> list[str]:

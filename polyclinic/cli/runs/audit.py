@@ -86,7 +86,7 @@ def audit(
         else:
             subject = subject_of_run(run, seed, planted, delta)
         bound = carry_out(subject, canaries, numbers, confidence, white_box)
-    answer(as_json, _value(bound, subject, confidence), *_shown(bound, subject))
+    answer(as_json, _value(bound, subject, confidence), *_describe_audit(bound, subject))
     if bound.violated:
         raise typer.Exit(1)
 
@@ -128,7 +128,7 @@ def _value(outcome: Audit, subject: Subject, confidence: float) -> dict[str, Any
     }  # fmt: skip
 
 
-def _shown(outcome: Audit, subject: Subject) -> Iterator[str | Text | Table]:
+def _describe_audit(outcome: Audit, subject: Subject) -> Iterator[str | Text | Table]:
     if outcome.guessing:
         lower, sure = significant(outcome.guessing.epsilon_lower), f"{100 * outcome.guessing.confidence:g} %"
         yield (

@@ -19,7 +19,7 @@ from rich.text import Text
 
 from polyclinic.cli.terminal import fitting, interval, number, significant, table, unless_withheld
 from polyclinic.evaluation.formats import dataset_title
-from polyclinic.evaluation.judges import calibrated, headline, in_line, titles
+from polyclinic.evaluation.judges import calibration_targets, headline, in_line, titles
 from polyclinic.evaluation.privacy_text import central_sentence, held_out_sentence, risk_sentence, share
 from polyclinic.server import progress
 from polyclinic.sweeps.carrying import Outcome, Watch
@@ -67,7 +67,7 @@ class LiveProgress(progress.Progress):
 
     def __enter__(self) -> LiveProgress:
         if threading.current_thread() is threading.main_thread():
-            self._interrupt = signal.signal(signal.SIGINT, self._interrupted)
+            self._interrupt = signal.signal(signal.SIGINT, self._on_interrupt)
         if self._console.is_terminal:
             self._live.start()
         return self
@@ -79,7 +79,7 @@ class LiveProgress(progress.Progress):
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, self._interrupt)
 
-    def _interrupted(self, number: int, frame: Any) -> None:
+    def _on_interrupt(self, number: int, frame: Any) -> None:
         if self._stop or not self._in_rounds:
             raise KeyboardInterrupt
         self._stop = True
@@ -221,11 +221,11 @@ def result_table(summary: dict[str, Any], screen: Console) -> Table:
     first, second = (_heading(titles(summary)[name]) for name in headline(summary))
     least_needed = (_RISK, second, "patients", f"{first}\nalone", f"{first}\nno DP")
     while (dropped := next((name for name in least_needed if name in columns), None)) is not None:
-        if _natural_width(_drawn(summary, columns, left_out), screen) <= screen.width:
+        if _natural_width(_scores_table(summary, columns, left_out), screen) <= screen.width:
             break
         del columns[dropped]
         left_out.append(" ".join(dropped.split()))
-    return _drawn(summary, columns, left_out)
+    return _scores_table(summary, columns, left_out)
 
 
 def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
@@ -247,7 +247,7 @@ def _result_columns(summary: dict[str, Any]) -> dict[str, list[str]]:
             "rounds": [*(str(row["rounds_joined"]) for row in sites.values()), ""],
         }
     if summary["privacy"]["private"]:
-        columns["epsilon"] = [*(_spent(row) for row in sites.values()), ""]
+        columns["epsilon"] = [*(_cost_text(row) for row in sites.values()), ""]
         columns[_RISK] = [*(_attack_rate(row) for row in sites.values()), ""]
     if comparison:
         without, alone = comparison["without_dp"], comparison["alone"]["sites"]
@@ -278,7 +278,7 @@ def _few(sites: dict[str, Any], metric: str) -> dict[str, Any]:
     return {name: sites[name] for name in (*names[:_FEW_ROWS], *names[-_FEW_ROWS:])}
 
 
-def _spent(row: dict[str, Any]) -> str:
+def _cost_text(row: dict[str, Any]) -> str:
     spent = "undefined" if row["epsilon"] is None else significant(row["epsilon"])
     return spent if row["budget"] is None else f"{spent} of {row['budget']:g}"
 
@@ -288,7 +288,7 @@ def _attack_rate(row: dict[str, Any]) -> str:
     return share(row["risk"]["tpr_at_1_percent_fpr"]).replace(" ", "") if row.get("risk") else "undefined"
 
 
-def _drawn(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
+def _scores_table(summary: dict[str, Any], columns: dict[str, list[str]], left_out: list[str]) -> Table:
     sites, totals = len(summary["metrics"]["sites"]), 2 if summary.get("floor") else 1
     shown = len(columns["hospital"]) - totals
     metric = in_line(titles(summary)[headline(summary)[0]])
@@ -352,7 +352,7 @@ def calibration_sentence(summary: dict[str, Any]) -> str:
     evaluation = summary.get("evaluation") or {}
     pooled, of_hospitals = (evaluation.get(key) or {} for key in ("pooled", "worst"))
     parts = []
-    for metric, true in calibrated(summary).items():
+    for metric, true in calibration_targets(summary).items():
         words, digits, meaning = _CALIBRATION.get(metric, (in_line(titles(summary)[metric]), 3, ""))
         if (pooled.get(metric) or {}).get("value") is None:
             continue

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from polyclinic.cli.options import Force
-from polyclinic.cli.terminal import Json, answer, interval, loading, number, say, styled, table
+from polyclinic.cli.terminal import Json, answer, interval, loading, number, say, style_lines, table
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.files import as_text
 
@@ -67,7 +67,7 @@ def predict(
         "notes": list(predicted.notes),
     }  # fmt: skip
     what = "rows" if scores.index.name == "row" else "patients"
-    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *styled("yellow", *predicted.notes))
+    answer(as_json, value, f"Predictions of {len(scores):,} {what}: {out}", *style_lines("yellow", *predicted.notes))
 
 
 def _mapping(hospital: Path | None, run: Run) -> ColumnMapping | None:
@@ -160,7 +160,7 @@ def evaluate(
         judged = [(name, row["metrics"]) for name, row in by_group["groups"].items() if row["metrics"]]
         lines = [(name, *(interval(row[key]) for key in by.of_groups)) for name, row in judged]
         tables.append(table((groups, *(by.titles[key] for key in by.of_groups)), lines))
-    answer(as_json, value, *tables, *styled("yellow" if trained else "dim", *notes))
+    answer(as_json, value, *tables, *style_lines("yellow" if trained else "dim", *notes))
     if not as_json:
         say(
             f"These figures are for {site}'s own eyes: nothing was sent or charged, and no epsilon covers them if they leave."

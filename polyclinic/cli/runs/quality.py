@@ -48,10 +48,10 @@ def quality(
         else:
             result = judge_at_home(run, hospital, out, full=not quick, seed=seed, force=force, doing=doing)
     place = f"{out}" if out is not None else f"the report of {result['run']}"
-    answer(as_json, result, *shown(result), f"All figures: {place}. They are exact, not private.")
+    answer(as_json, result, *describe_quality(result), f"All figures: {place}. They are exact, not private.")
 
 
-def shown(comparison: dict[str, Any]) -> Iterator[str | Table]:
+def describe_quality(comparison: dict[str, Any]) -> Iterator[str | Table]:
     """A sentence and a table for people, as the report has it."""
     if comparison["undefined"]:
         yield f"Undefined: {comparison['undefined']}."

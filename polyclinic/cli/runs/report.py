@@ -25,7 +25,7 @@ def report(
 
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"--out has the value {str(out)!r}, whose folder does not exist.")
-    finished = [run for folder in runs for run in _finished(folder)]
+    finished = [run for folder in runs for run in _finished_runs(folder)]
     page = (
         render_report(finished[0], out)
         if len(finished) == 1
@@ -34,7 +34,7 @@ def report(
     answer(as_json, {"report": str(page), "runs": [str(run) for run in finished]}, f"Report: {page}")
 
 
-def _finished(folder: Path) -> list[Path]:
+def _finished_runs(folder: Path) -> list[Path]:
     """The folder itself where it is a run's, else the finished runs in it, by name."""
     from polyclinic.runs.folder import Run
 

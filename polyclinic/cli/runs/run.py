@@ -50,7 +50,7 @@ class Flags(Shared):
     task: Annotated[str | None, typer.Option(help="Task by name.")] = None
     model: Annotated[str | None, typer.Option(help="Model, or method of task synthesis, by name.")] = None
 
-    def given(self) -> dict[str, Any]:
+    def given_keys(self) -> dict[str, Any]:
         """The keys of the flags that were given. Raises ConfigError for flags that do not go together."""
         if self.no_dp and self.epsilon is not None:
             raise ConfigError(f"--no-dp is given, but --epsilon is {self.epsilon:g}; give one of them.")
@@ -120,7 +120,7 @@ def run(
 ) -> None:
     """Train one model over several hospitals; without arguments, the embedded default."""
     more = {"workers": workers, "ray-address": ray_address, "gpus": gpus, "checkpoints.keep": keep}
-    given = options.given() | {key: value for key, value in more.items() if value is not None}
+    given = options.given_keys() | {key: value for key, value in more.items() if value is not None}
     if resume is not None and (config is not None or sets or given or compare):
         raise ConfigError("--resume goes on with a run as it was configured; give it alone.")
     resolved = RunConfig.build(*layers(config, sets, given))
@@ -214,7 +214,7 @@ def flower_run(
     """`polyclinic run` under Flower's runtime: its SuperLink and Ray simulation, the true exit status, and all stopped after."""
     from polyclinic.cli.runs.flower import run_under_flower
 
-    result = run_under_flower(layers(config, sets, options.given()), app_dir, console(as_json))
+    result = run_under_flower(layers(config, sets, options.given_keys()), app_dir, console(as_json))
     if as_json:
         print_json(result.summary)
     else:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from polyclinic.cli.terminal import loading, say, styled
+from polyclinic.cli.terminal import loading, say, style_lines
 from polyclinic.errors import ConfigError
 
 
@@ -33,7 +33,7 @@ def serve(
             " Any name is allowed in the Host header, so that a page of another site that a user of "
             "this network opens can read them, too (DNS rebinding); name the one address to listen at instead."
         )
-    say(*([] if local else styled("yellow", warning)))
+    say(*([] if local else style_lines("yellow", warning)))
     app.serve(app.application(folder.resolve(), names), listener)
 
 

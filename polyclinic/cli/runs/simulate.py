@@ -34,7 +34,7 @@ def simulate(
         from polyclinic.sim.simulation import FlowerApp, Resources
     resources = Resources(workers, ray_address, threads)
     app = FlowerApp.read(app_dir)
-    configured = app.configured(run_config or [])
+    configured = app.with_overrides(run_config or [])
     with json_alone(as_json):
         done = app.simulate(app.nodes if nodes is None else nodes, configured, resources, seed)
     shown = f"{done.messages} replies of nodes in {done.seconds:.1f} s."

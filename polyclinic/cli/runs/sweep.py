@@ -62,7 +62,7 @@ def sweep(
     for layer in (
         read_toml(config, "configuration file") if config else {},
         {key: value for key, value in values.items() if not isinstance(value, list)},
-        options.given(),
+        options.given_keys(),
     ):
         given |= flat_keys(layer, SECTIONS)
     axes = [[{key: value} for value in listed] for key, listed in values.items() if isinstance(listed, list)]

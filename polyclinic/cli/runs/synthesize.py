@@ -11,7 +11,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from polyclinic.cli.options import Force
-from polyclinic.cli.terminal import Json, answer, console, loading, styled, table
+from polyclinic.cli.terminal import Json, answer, console, loading, style_lines, table
 from polyclinic.errors import ConfigError
 
 
@@ -79,7 +79,7 @@ def synthesize(
         f"Certificate: {path}", *certificate["statement"],
         *(f"Rule {rule['rule']}: broken in {rule['broken']:,} of {rule['asked']:,} cases."
           for rule in certificate["rules"]),
-        *styled("yellow", *(f"Warning: {warning}" for warning in certificate["warnings"])),
+        *style_lines("yellow", *(f"Warning: {warning}" for warning in certificate["warnings"])),
     )  # fmt: skip
 
 

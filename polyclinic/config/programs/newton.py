@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from polyclinic.config.keys import dashed
+from polyclinic.config.keys import with_dashes
 from polyclinic.config.learning import Training
 from polyclinic.config.programs.kinds import Kind
 from polyclinic.config.protection import Privacy
@@ -33,7 +33,9 @@ DEFAULTS: dict[str, Any] = {
 READS = ("data.standardise", "privacy.patients-per-site")
 _OF_MEASURING = ("data.standardise", "privacy.statistics-share")
 #: Keys that describe gradient steps, with their defaults.
-STEPS = {f"training.{dashed(name)}": value for name, value in Training() if name not in ("optimizer", "recalibrate")}
+STEPS = {
+    f"training.{with_dashes(name)}": value for name, value in Training() if name not in ("optimizer", "recalibrate")
+}
 STEPS["privacy.max-grad-norm"] = Privacy().max_grad_norm
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
-from polyclinic.config.keys import Keys, Written, dashed
+from polyclinic.config.keys import Keys, Written, with_dashes
 from polyclinic.config.programs.kinds import Kind
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ USUAL = ("moments", "latent")
 
 def _usual(rounds: int, max_grad_norm: float | None = 1.0, **training: Any) -> dict[str, Any]:
     clip = {} if max_grad_norm is None else {"privacy.max-grad-norm": max_grad_norm}
-    return {"rounds": rounds} | clip | {f"training.{dashed(key)}": value for key, value in training.items()}
+    return {"rounds": rounds} | clip | {f"training.{with_dashes(key)}": value for key, value in training.items()}
 
 
 #: What every run of task synthesis takes where nothing is given.

@@ -32,10 +32,10 @@ class Audit:
             return
         sent: list[Any] = []
         body, again = await whole(receive)
-        line = {"call": call, "from": (scope.get("client") or [""])[0], **_named(call, "Request", body)}
+        line = {"call": call, "from": (scope.get("client") or [""])[0], **_read_names(call, "Request", body)}
         if name := scope.get("polyclinic.submitter"):  # who signed the call, as `Keys` has checked
             line["by"] = name
-        if not await self._written({"event": "asked", **line}) and call != "stop-run":
+        if not await self._write_line({"event": "asked", **line}) and call != "stop-run":
             await refuse(send, 503, "The coordinator's audit log cannot be written.")
             return
 
@@ -48,12 +48,12 @@ class Audit:
             status = next((part["status"] for part in sent if "status" in part), 500)
             event = "done" if status < 400 else "refused"
             answered = b"".join(part.get("body", b"") for part in sent)
-            answer = _named(call, "Response", answered) if event == "done" else {}
-            await self._written({"event": event, **line, **answer, "status": status})
+            answer = _read_names(call, "Response", answered) if event == "done" else {}
+            await self._write_line({"event": event, **line, **answer, "status": status})
         for message in sent:
             await send(message)
 
-    async def _written(self, line: dict[str, Any]) -> bool:
+    async def _write_line(self, line: dict[str, Any]) -> bool:
         try:
             await asyncio.to_thread(append, self.state, line, AUDIT)
         except (OSError, DataError) as error:
@@ -64,7 +64,7 @@ class Audit:
         return True
 
 
-def _named(call: str, kind: str, body: bytes) -> dict[str, str]:
+def _read_names(call: str, kind: str, body: bytes) -> dict[str, str]:
     """The run, the node and the submitter that a call or its answer names, as far as it can be read."""
     from flwr.proto import control_pb2
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]

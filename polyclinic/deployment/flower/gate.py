@@ -35,15 +35,15 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or self._may(scope):
             control = str(scope.get("path", "")).startswith(CONTROL)
-            await self.app(scope, _bounded(receive) if control else receive, send)
+            await self.app(scope, _limit_body(receive) if control else receive, send)
         elif scope["type"] == "http":
             await refuse(send, 403, "Only the coordinator's own machine may ask this.")
 
     def _may(self, scope: Scope) -> bool:
         path = str(scope.get("path", ""))
-        return path.startswith(OPEN[0]) or path == OPEN[1] or from_here(scope) or self._named(scope)
+        return path.startswith(OPEN[0]) or path == OPEN[1] or from_here(scope) or self._is_control_client(scope)
 
-    def _named(self, scope: Scope) -> bool:
+    def _is_control_client(self, scope: Scope) -> bool:
         try:
             address = _address((scope.get("client") or [""])[0])
         except (TypeError, ValueError):
@@ -87,7 +87,7 @@ async def whole(receive: Any) -> tuple[bytes, Callable[[], Awaitable[Any]]]:
     return body, again
 
 
-def _bounded(receive: Any) -> Callable[[], Awaitable[Any]]:
+def _limit_body(receive: Any) -> Callable[[], Awaitable[Any]]:
     """What a call sends; as soon as that is more than any call has to, the call counts as broken off."""
     left = MOST_BYTES
 

@@ -55,11 +55,11 @@ class Keys:
             if not listed or (needs_none and from_here(scope)):
                 await self.app(scope, receive, send)
             elif path.startswith(CONTROL):
-                await self._signed(listed, scope, receive, send)
+                await self._answer_signed(listed, scope, receive, send)
             else:  # where runs are carried out, which is on this machine
                 await refuse(send, 403, "Only the coordinator's own machine may ask this.")
 
-    async def _signed(self, listed: Mapping[str, Submitter], scope: Scope, receive: Any, send: Any) -> None:
+    async def _answer_signed(self, listed: Mapping[str, Submitter], scope: Scope, receive: Any, send: Any) -> None:
         """Answers a call of the control that one of the ``listed`` signed and may make."""
         path, (body, again) = str(scope["path"]), await whole(receive)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}

@@ -79,14 +79,14 @@ def queue(handlers: Any, at_once: int) -> None:
     from flwr.common.constant import Status
     from flwr.proto.runtime_pb2 import AcquireTaskResponse
 
-    def limited(acquire: Any) -> Any:
+    def limit_tasks(acquire: Any) -> Any:
         def acquire_task(request: Any, state: Any) -> Any:
             going = state.get_run_info(statuses=[Status.STARTING, Status.RUNNING]) if at_once else ()
             return acquire(request, state) if len(going) < (at_once or 1) else AcquireTaskResponse()
 
         return acquire_task
 
-    patch(handlers, "acquire_task", limited, "the queue of runs")
+    patch(handlers, "acquire_task", limit_tasks, "the queue of runs")
 
 
 if __name__ == "__main__":

@@ -131,30 +131,33 @@ def hasten(node: Any) -> None:
     pauses = put_in(node, Pauses())
     purpose = "shorter pauses"
     patch(
-        node, "_pull_and_store_message", lambda pull: _noted(pull, pauses, lambda run_id: run_id is not None), purpose
+        node,
+        "_pull_and_store_message",
+        lambda pull: _restart_pauses(pull, pauses, lambda run_id: run_id is not None),
+        purpose,
     )
-    patch(node, "_push_messages", lambda push: _noted(push, pauses, lambda _: True), purpose)
+    patch(node, "_push_messages", lambda push: _restart_pauses(push, pauses, lambda _: True), purpose)
     node.subprocess = SimpleNamespace(Popen=_executor)
-    patch(State, "finish_task", _answered, "answers for ClientApps that died")
+    patch(State, "finish_task", _answer_failures, "answers for ClientApps that died")
 
 
 def judge_bundles(node: Any) -> None:
     """Let Flower's node (its module) run only bundles that the hospital's policy allows."""
     purpose = "the check of allowed-runs"
-    patch(node, "_pull_and_store_message", lambda pull: _checked(pull, _allowed), purpose)
+    patch(node, "_pull_and_store_message", lambda pull: _check_bundles(pull, _allowed_runs), purpose)
     patch(node, "_verify_fab", _verdict, purpose)
 
 
-def _allowed() -> Collection[str]:
+def _allowed_runs() -> Collection[str]:
     """The policy's allowed-runs as the file says now. Raises ConfigError where the file cannot be used."""
     path = Path(os.environ["POLYCLINIC_HOSPITAL"])
     return Policy.build(HospitalFile.read(path).policy, str(path)).allowed_runs
 
 
-def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -> Callable[..., Any]:
+def _check_bundles(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -> Callable[..., Any]:
     """Flower's step that fetches a message, with the bundle of each run it does not know yet judged as it arrives."""
 
-    def checked(*, get_run: Any, get_fab: Any, trusted_entities: Any, **rest: Any) -> Any:
+    def pull_checked(*, get_run: Any, get_fab: Any, trusted_entities: Any, **rest: Any) -> Any:
         runs: list[Any] = []
 
         def run(run_id: int) -> Any:
@@ -177,7 +180,7 @@ def _checked(pull: Callable[..., Any], allowed: Callable[[], Collection[str]]) -
         # An entry makes Flower ask its verifier; where signers are trusted, the names are theirs.
         return pull(get_run=run, get_fab=fab, trusted_entities=trusted_entities or {_REFUSAL: ""}, **rest)
 
-    return checked
+    return pull_checked
 
 
 def _verdict(verify: Callable[..., bool]) -> Callable[..., bool]:
@@ -204,16 +207,16 @@ def _verdict(verify: Callable[..., bool]) -> Callable[..., bool]:
     return verdict
 
 
-def _noted(step: Callable[..., Any], pauses: Pauses, moved: Callable[[Any], bool]) -> Callable[..., Any]:
+def _restart_pauses(step: Callable[..., Any], pauses: Pauses, moved: Callable[[Any], bool]) -> Callable[..., Any]:
     """The step, after which pauses are short again where a message came or went."""
 
-    def noted(**given: Any) -> Any:
+    def take_step(**given: Any) -> Any:
         done = step(**given)
         if moved(done):
             pauses.restart()
         return done
 
-    return noted
+    return take_step
 
 
 def _executor(command: list[str]) -> subprocess.Popen[bytes]:
@@ -233,7 +236,7 @@ def _executor(command: list[str]) -> subprocess.Popen[bytes]:
     return process
 
 
-def _answered(finish: Callable[..., bool]) -> Callable[..., bool]:
+def _answer_failures(finish: Callable[..., bool]) -> Callable[..., bool]:
     """Flower's step that ends a task, with an error in reply to the message of a ClientApp that failed without a reply.
 
     Flower itself waits for such a reply for ever, unless the ClientApp died without a word.

@@ -55,12 +55,12 @@ class Check:
 def hospital_checks(node: HospitalNode, quick: bool = False) -> list[Check]:
     """Those of a hospital, the ``quick`` ones alone or all: its records are counted, and the number is kept for the next time."""
     address = node.node.coordinator
-    return _checked(
+    return _run_checks(
         quick,
         certificate=lambda: _certificates([node.ca]),
         clock=lambda: _clock(address, node.ca),
-        registered=lambda: _registered(address, node),
-        connected=lambda: _connected(node.folder / "flwr" / "heartbeat"),
+        registered=lambda: _check_registration(address, node),
+        connected=lambda: _check_connection(node.folder / "flwr" / "heartbeat"),
         disk=lambda: _disk(node.home),
         records=lambda: _records(node),
         ledger=lambda: _ledger(node),
@@ -78,7 +78,7 @@ def coordinator_checks(read: Coordinator, address: str = "", quick: bool = False
         quick: Only the quick checks, not all.
     """
     state = read.folder / "state"
-    return _checked(
+    return _run_checks(
         quick,
         certificate=lambda: _certificates(read.certificates),
         nodes=lambda: _nodes(address or read.here, read.folder / "ca.crt"),
@@ -89,7 +89,7 @@ def coordinator_checks(read: Coordinator, address: str = "", quick: bool = False
     )
 
 
-def _checked(quick: bool, **checks: Callable[[], Outcome]) -> list[Check]:
+def _run_checks(quick: bool, **checks: Callable[[], Outcome]) -> list[Check]:
     def outcome(check: Callable[[], Outcome]) -> Outcome:
         try:
             return check()
@@ -115,14 +115,14 @@ def _clock(address: str, ca: Path) -> Outcome:
     return state, f"{clock_difference(ahead)} {address}'s{'' if state == OK else f'; {SET}'}"
 
 
-def _connected(heartbeat: Path) -> Outcome:
+def _check_connection(heartbeat: Path) -> Outcome:
     age = time.time() - heartbeat.stat().st_mtime if heartbeat.exists() else float("inf")
     if age < _HEARTBEAT_SECONDS:
         return OK, f"the coordinator answered the node {age:.0f} seconds ago"
     return FAILED, "the coordinator has not answered the node for a minute; start it, or see why in its log"
 
 
-def _registered(address: str, node: HospitalNode) -> Outcome:
+def _check_registration(address: str, node: HospitalNode) -> Outcome:
     why = registration(address, node.ca.read_bytes(), (node.folder / node.node.key).read_bytes())
     return FAILED if why else OK, why or "the coordinator knows this hospital's key"
 

@@ -64,7 +64,7 @@ class Lines:
         if event is not None:
             yield event
         elif text.strip():
-            self._open = self._begun(text)
+            self._open = self._begin_event(text)
             if not self._open["message"] and not self._trace:
                 self._open = None  # Flower's way to leave a line empty
 
@@ -101,11 +101,11 @@ class Lines:
         entry: Event = {"time": _now(), "level": level, "logger": logger, "site": self._site, "message": message}
         return dict(self._safe(entry))
 
-    def _begun(self, text: str) -> Event:
+    def _begin_event(self, text: str) -> Event:
         if _TRACE.match(text):
             self._trace = "in"
             return self.event("error", "", "output") | {"exception": text}
-        level, logger, message = _parsed(text)
+        level, logger, message = _parse_line(text)
         event = self.event(level, message, logger) | self._run | _where(message)
         self._run = _where(message) if message.startswith("[RUN ") else {}
         return event
@@ -119,7 +119,7 @@ class Lines:
             message = str(content.get("message", content.pop("msg", "")))
             usual = self.event("info", message, "output") | _where(message)
             event = dict(self._safe({**usual, **content, "site": self._site}))
-            encoded(event)
+            encode_line(event)
         except (ValueError, RecursionError):
             return None
         return event
@@ -136,7 +136,7 @@ class Lines:
         elif inside:
             if not text and not self._trace:
                 return False
-        elif self._trace == "in" and _parsed(text)[1] == "output":
+        elif self._trace == "in" and _parse_line(text)[1] == "output":
             self._trace = "after"  # the line that names the exception
             event["message"] = event["message"] or text
         elif self._trace != "after" or not text.startswith(_CHAIN):
@@ -158,12 +158,12 @@ class Lines:
         return _GIVEN.sub(r"\1***", _URL.sub(r"\1***@", value))
 
 
-def encoded(event: Event) -> bytes:
+def encode_line(event: Event) -> bytes:
     """One line of ASCII."""
     return json.dumps(event, allow_nan=False).encode("ascii") + b"\n"
 
 
-def _parsed(text: str) -> tuple[str, str, str]:
+def _parse_line(text: str) -> tuple[str, str, str]:
     """Level, logger and message of a line of text."""
     for logger, form in _FORMS:
         if match := form.match(text):

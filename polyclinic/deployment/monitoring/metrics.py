@@ -97,11 +97,15 @@ class HospitalMetrics(Collector):
     def _of_messages(self) -> Iterator[Metric]:
         counted = self._journal
         messages = "Messages asked, answered, refused and failed."
-        yield _labelled(CounterMetricFamily, "messages", messages, ("kind", "event"), counted.messages.items())
+        yield _labelled_metric(CounterMetricFamily, "messages", messages, ("kind", "event"), counted.messages.items())
         seconds = (([kind], total) for kind, total in counted.seconds.items())
-        yield _labelled(CounterMetricFamily, "message_seconds", "Seconds from message to answer.", ("kind",), seconds)
+        yield _labelled_metric(
+            CounterMetricFamily, "message_seconds", "Seconds from message to answer.", ("kind",), seconds
+        )
         size = (([direction], total) for direction, total in counted.bytes.items())
-        yield _labelled(CounterMetricFamily, "bytes", "Bytes of arrays that came and left.", ("direction",), size)
+        yield _labelled_metric(
+            CounterMetricFamily, "bytes", "Bytes of arrays that came and left.", ("direction",), size
+        )
         refused = sum(count for (_, event), count in counted.messages.items() if event == "refused")
         counts = {
             "rounds": ("Rounds of training that were answered.", counted.rounds),
@@ -116,7 +120,7 @@ def _gauge(name: str, what: str, value: float) -> Metric:
     return GaugeMetricFamily(f"polyclinic_{name}", what, value=value)
 
 
-def _labelled(
+def _labelled_metric(
     family: type[CounterMetricFamily] | type[GaugeMetricFamily], name: str, what: str, labels: tuple[str, ...],
     values: Iterable[tuple[Sequence[str], float]],
 ) -> Metric:  # fmt: skip
@@ -170,13 +174,13 @@ class CoordinatorMetrics(Collector):
         figures = {run.name: _of_run(run, history) for run, history in records.items()}
         for name, what in names.items():
             values = [([run], of[name]) for run, of in figures.items()]
-            yield _labelled(GaugeMetricFamily, f"run_{name}", what, ("run",), values)
+            yield _labelled_metric(GaugeMetricFamily, f"run_{name}", what, ("run",), values)
         dropouts = Counter((run.name, drop["site"]) for run, of in records.items() for drop in of["dropout"])
         what = "Rounds that a hospital dropped out of, by run."
-        yield _labelled(GaugeMetricFamily, "run_dropouts", what, ("run", "site"), dropouts.items())
+        yield _labelled_metric(GaugeMetricFamily, "run_dropouts", what, ("run", "site"), dropouts.items())
         judged = [((run.name, name), value) for run, of in records.items() for name, value in _metrics(of["row"])]
         what = "Metrics over all hospitals in the newest round, as far as policies let them leave."
-        yield _labelled(GaugeMetricFamily, "run_metric", what, ("run", "metric"), judged)
+        yield _labelled_metric(GaugeMetricFamily, "run_metric", what, ("run", "metric"), judged)
 
 
 def _days_of(certificates: Sequence[Path]) -> Metric:
@@ -184,7 +188,7 @@ def _days_of(certificates: Sequence[Path]) -> Metric:
     for path in certificates:
         with suppress(ConfigError):
             days.append(([path.name], days_left(path)))
-    return _labelled(GaugeMetricFamily, "certificate_days", "Days until a certificate ends.", ("file",), days)
+    return _labelled_metric(GaugeMetricFamily, "certificate_days", "Days until a certificate ends.", ("file",), days)
 
 
 def _metrics(rows: Sequence[Record]) -> Iterator[tuple[str, float]]:
@@ -196,7 +200,7 @@ def _metrics(rows: Sequence[Record]) -> Iterator[tuple[str, float]]:
 
 def _of_checks(checks: Iterable[Check]) -> Metric:
     values = [([check.name], float(check.state == OK)) for check in checks]
-    return _labelled(GaugeMetricFamily, "check", "1 where a check finds all well.", ("check",), values)
+    return _labelled_metric(GaugeMetricFamily, "check", "1 where a check finds all well.", ("check",), values)
 
 
 def _of_run(run: Run, records: Mapping[str, Sequence[Record]]) -> dict[str, float]:

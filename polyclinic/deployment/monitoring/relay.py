@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from polyclinic.deployment.monitoring.logs import LONGEST, Event, Lines, encoded
+from polyclinic.deployment.monitoring.logs import LONGEST, Event, Lines, encode_line
 from polyclinic.errors import PolyclinicError
 
 STOPS = {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGHUP}
@@ -98,7 +98,7 @@ def end_as(code: int) -> int:
 
 def write(event: Event) -> None:
     """One line on stdout. Where nobody reads it any more, the node goes on."""
-    line = encoded(event)
+    line = encode_line(event)
     with contextlib.suppress(OSError):
         while line:
             line = line[os.write(1, line) :]

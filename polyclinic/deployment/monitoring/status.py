@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from polyclinic.client.home.approvals import paused
+from polyclinic.client.home.approvals import current_pause
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode
@@ -35,7 +35,7 @@ def hospital_status(node: HospitalNode, messages: int = 5) -> dict[str, Any]:
         "authority": {"expires": _utc(ends), "days": _days(ends)},
         "ledger": ledger_status(node, messages, room=True),
         "held_out": held_out_status(node),
-        "paused": paused(node.home),
+        "paused": current_pause(node.home),
     }
 
 

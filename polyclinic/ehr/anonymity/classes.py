@@ -109,7 +109,7 @@ def patient_numbers(records: pd.DataFrame, unit: str | None) -> Ints | None:
     return numbers - 1
 
 
-def combined(numbers: Sequence[Ints]) -> Ints:
+def combine(numbers: Sequence[Ints]) -> Ints:
     """(rows,) int64 in 0..n-1: equal exactly where all of ``numbers`` (each (rows,), not negative) are equal."""
     key = np.zeros(len(numbers[0]), dtype=np.int64)
     size = 1
@@ -140,7 +140,7 @@ def distinct(key: Ints, size: int | None = None) -> tuple[Ints, Ints]:
 
 def classes_of(numbers: Sequence[Ints], patient: Ints | None) -> Classes:
     """The classes of rows that agree in all of ``numbers``; patient: (rows,) int64, or None where each row is one."""
-    of_row = combined(numbers)
+    of_row = combine(numbers)
     return Classes(of_row, patients_of(of_row, patient))
 
 

@@ -28,7 +28,7 @@ from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.errors import ConfigError, DataError, nearest
 from polyclinic.files import SECRET, reason, write_file
-from polyclinic.toml import Declared, checked, read_model
+from polyclinic.toml import Declared, build_model, read_model
 from polyclinic.types import Floats
 
 _KEY_BYTES = 32
@@ -53,23 +53,23 @@ class Generalise(Finite):
         """The labels. Raises ConfigError for another kind of column, a level that is not there, and where one label is left."""
         hierarchy, numeric = self.hierarchy, isinstance(self.hierarchy, Intervals)
         if self.level > hierarchy.levels:
-            raise refused(column, self.kind, f"level must be {hierarchy.levels} at most, as many as it has")
+            raise refusal(column, self.kind, f"level must be {hierarchy.levels} at most, as many as it has")
         if isinstance(hierarchy, Intervals):
             last, whole = _bounds(column, self.kind)[1], hierarchy.whole and column.kind == "integer"
             hierarchy = hierarchy.model_copy(update={"last": last, "whole": whole})
         elif column.kind not in ("categorical", "code_set"):
-            raise refused(column, self.kind, f"kind {column.kind!r} has no codes; allowed are categorical and code_set")
+            raise refusal(column, self.kind, f"kind {column.kind!r} has no codes; allowed are categorical and code_set")
         level = self.level or hierarchy.levels
         if numeric and len(hierarchy.points(*_bounds(column, self.kind), level)) > MOST_INTERVALS:
-            raise refused(
+            raise refusal(
                 column, self.kind, f"the public bounds hold more than {MOST_INTERVALS:,} intervals; give wider ones"
             )
         coarse = coarser_column(column, hierarchy, level)
         if coarse is None:
-            raise refused(
+            raise refusal(
                 column, self.kind, "all cells become one, which tells nothing; leave the column out of `keep` instead"
             )
-        return _labelled(values, column, lambda cell: hierarchy.labels(cell)[level - 1]), coarse
+        return _label_cells(values, column, lambda cell: hierarchy.labels(cell)[level - 1]), coarse
 
 
 class Round(Finite):
@@ -83,12 +83,12 @@ class Round(Finite):
         """The rounded numbers. Raises ConfigError for a column without bounds, and where one multiple alone is left."""
         bounds = _bounds(column, "round")
         if not (self.to > 0 and math.isfinite(self.to)):
-            raise refused(column, "round", "to must be positive and finite")
+            raise refusal(column, "round", "to must be positive and finite")
         if column.kind == "integer" and not self.to.is_integer():
-            raise refused(column, "round", "to must be a whole number for a column of kind 'integer'")
+            raise refusal(column, "round", "to must be a whole number for a column of kind 'integer'")
         low, high = (float(np.round(bound / self.to) * self.to) for bound in bounds)
         if low >= high:
-            raise refused(column, "round", "to leaves one number of the public bounds; give a smaller one")
+            raise refusal(column, "round", "to leaves one number of the public bounds; give a smaller one")
         cells = np.clip(np.round(numbers(values, column, column.name) / self.to) * self.to, low, high)
         return _numeric(cells, values, column), _update(column, bounds=(low, high))
 
@@ -107,7 +107,7 @@ class Limit(Finite):
         low = low if self.low is None else max(low, self.low)
         high = high if self.high is None else min(high, self.high)
         if low >= high:
-            raise refused(column, "limit", "low and high must leave a part of the public bounds")
+            raise refusal(column, "limit", "low and high must leave a part of the public bounds")
         return _numeric(np.clip(numbers(values, column, column.name), low, high), values, column), _update(
             column, bounds=(low, high)
         )
@@ -125,7 +125,7 @@ class ShiftDates(Finite):
     kind: Literal["shift-dates"] = "shift-dates"
 
 
-def _labelled(values: pd.Series, column: Column, label: Callable[[Any], str]) -> pd.Series:
+def _label_cells(values: pd.Series, column: Column, label: Callable[[Any], str]) -> pd.Series:
     """The cells' labels, those of codes in a set each; missing cells stay missing."""
     if column.bounds is not None:
         cells = numbers(values, column, column.name).tolist()
@@ -148,11 +148,11 @@ def _numeric(cells: Floats, values: pd.Series, column: Column) -> pd.Series:
 
 def _bounds(column: Column, what: str) -> tuple[float, float]:
     if column.kind not in ("integer", "continuous") or column.bounds is None:
-        raise refused(column, what, f"kind {column.kind!r} has no numbers; allowed are integer, continuous")
+        raise refusal(column, what, f"kind {column.kind!r} has no numbers; allowed are integer, continuous")
     return column.bounds
 
 
-def refused(column: Column, what: str, sentence: str) -> ConfigError:
+def refusal(column: Column, what: str, sentence: str) -> ConfigError:
     """Return the error to raise where a rule does not suit its column.
 
     Args:
@@ -202,14 +202,16 @@ class _File(Declared):
 def _rule(given: Mapping[str, Any], source: str) -> Rule:
     kind = given.get("kind")
     if kind in _KINDS:
-        return checked(_KINDS[kind], given, source)
+        return build_model(_KINDS[kind], given, source)
     if kind not in HIERARCHIES:
         allowed = [*HIERARCHIES, *_KINDS]
         hint = nearest(str(kind), allowed)
         raise ConfigError(f"{source}: kind is {kind!r}; it must be one of {', '.join(allowed)}.{hint}")
     own = {name: value for name, value in given.items() if name in ("column", "level")}
-    hierarchy = checked(HIERARCHIES[kind], {name: value for name, value in given.items() if name not in own}, source)
-    return checked(Generalise, {**own, "hierarchy": hierarchy}, source)
+    hierarchy = build_model(
+        HIERARCHIES[kind], {name: value for name, value in given.items() if name not in own}, source
+    )
+    return build_model(Generalise, {**own, "hierarchy": hierarchy}, source)
 
 
 def coarsen(
@@ -238,17 +240,17 @@ def coarsen(
         if (column := columns.get(rule.column)) is None:
             raise ConfigError(f"Coarsening: a rule is for column {rule.column!r}, which `keep` leaves out.")
         if column.kind == "trajectory" or (column.role in _IDENTIFIERS and not isinstance(rule, ShiftDates)):
-            raise refused(
+            raise refusal(
                 column, rule.kind, f"a column of kind {column.kind!r} and role {column.role!r} stays as it is"
             )
         if isinstance(rule, ShiftDates):
-            cells[rule.column] = _shifted(records, schema, rule, key)
+            cells[rule.column] = _shift_dates(records, schema, rule, key)
         else:
             cells[rule.column], columns[rule.column] = rule.apply(cells[rule.column], column)
     return pd.DataFrame(cells), Schema(name=schema.name, columns=tuple(columns.values()), unit=schema.unit)
 
 
-def _shifted(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes | None) -> pd.Series:
+def _shift_dates(records: pd.DataFrame, schema: Schema, rule: ShiftDates, key: bytes | None) -> pd.Series:
     if schema.patient_id is None:
         raise ConfigError("Coarsening: shift-dates needs a patient_id column in the schema.")
     if key is None or len(key) < _KEY_BYTES or rule.most < 1:

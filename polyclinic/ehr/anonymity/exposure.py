@@ -54,7 +54,7 @@ def table_of(
         DataError: For columns that are not there and records that cannot be read.
     """
     read = Schema.from_toml(schema) if schema is not None else None
-    table = read_table(path) if read is None else _ordered(read_records(path, read), read)
+    table = read_table(path) if read is None else _order_categories(read_records(path, read), read)
     if read is not None:
         quasi = list(quasi) or _with_role(read, "quasi_identifier")
         sensitive = list(sensitive) or _with_role(read, "sensitive")
@@ -121,7 +121,7 @@ def _with_role(schema: Schema, role: Role) -> list[str]:
     return [column.name for column in schema.columns if column.role == role]
 
 
-def _ordered(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+def _order_categories(table: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     """Ordinal columns as ordered categories, so that distances between their values are those of ranks."""
     kinds = {
         column.name: pd.CategoricalDtype(column.categories, ordered=True)
@@ -157,7 +157,9 @@ def check_dropped(records: Records, dropped: Sequence[str], keep: Sequence[str],
         )
 
 
-def learned(records: Records, release: Release, label: str, dropped: Sequence[str]) -> dict[str, float | int | None]:
+def compare_auroc(
+    records: Records, release: Release, label: str, dropped: Sequence[str]
+) -> dict[str, float | int | None]:
     """Return ``downstream_auroc`` of the rows that stay, before and after the release.
 
     Args:
@@ -290,7 +292,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     if not any(map(len, frames)):
         raise DataError(f"{path}: there are no records; give a file with at least one row under its header.")
     table = pd.concat(frames, ignore_index=True).set_axis(names, axis=1)
-    typed = pd.DataFrame({name: _typed(table[name]) for name in table.columns})
+    typed = pd.DataFrame({name: _infer_type(table[name]) for name in table.columns})
     for name in typed.select_dtypes("number").columns:
         if np.isinf(typed[name].to_numpy(dtype=np.float64, na_value=np.nan)).any():
             raise DataError(f"{path}: column {name!r} holds an infinite number; correct it, or leave the cell empty.")
@@ -305,7 +307,7 @@ def write_table(records: pd.DataFrame, path: Path) -> None:
         records.to_csv(path, index=False)
 
 
-def _typed(values: pd.Series) -> pd.Series:
+def _infer_type(values: pd.Series) -> pd.Series:
     if is_bool_dtype(values) or is_numeric_dtype(values):
         return values
     if is_datetime64_any_dtype(values):

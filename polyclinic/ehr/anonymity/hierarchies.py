@@ -26,7 +26,7 @@ from polyclinic.ehr.anonymity.labels import CodeSystem, chapter, interval_name, 
 from polyclinic.ehr.dates import ISO_DATE
 from polyclinic.ehr.schema import Column
 from polyclinic.errors import ConfigError, nearest
-from polyclinic.toml import Declared, checked, read_toml
+from polyclinic.toml import Declared, build_model, read_toml
 from polyclinic.types import Floats, Ints
 
 ANY = "*"
@@ -212,10 +212,10 @@ KINDS: dict[str, type[Hierarchy]] = {
 def read_hierarchies(path: str | Path) -> dict[str, Hierarchy]:
     """The hierarchies in a TOML file: one table a column, with its ``kind``. Raises ConfigError naming file and field."""
     values = read_toml(path, "file of hierarchies")
-    return {name: declared(name, given, str(path)) for name, given in values.items()}
+    return {name: parse_hierarchy(name, given, str(path)) for name, given in values.items()}
 
 
-def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
+def parse_hierarchy(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
     """Return one column's hierarchy from a table with its ``kind``.
 
     Args:
@@ -231,7 +231,7 @@ def declared(name: str, given: Any, source: str = "hierarchies") -> Hierarchy:
         raise ConfigError(
             f"{source}: {name}: kind is {kind!r}; it must be one of {', '.join(KINDS)}.{nearest(str(kind), KINDS)}"
         )
-    return checked(KINDS[kind], given, source, within=(name,))
+    return build_model(KINDS[kind], given, source, within=(name,))
 
 
 def default_hierarchy(values: pd.Series, column: Column | None = None) -> Hierarchy:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.anonymity.classes import cell_numbers, combined, patient_numbers, require
+from polyclinic.ehr.anonymity.classes import cell_numbers, combine, patient_numbers, require
 from polyclinic.ehr.anonymity.hierarchies import Hierarchy
 from polyclinic.ehr.anonymity.labels import bounds_of
 from polyclinic.ehr.checks import texts
@@ -43,7 +43,7 @@ class Linked:
         alone: Bools = (self.candidates == 1) & ~self.rival
         return alone
 
-    def disclosed(self, sensitive: str) -> Bools:
+    def is_disclosed(self, sensitive: str) -> Bools:
         """(people,) bool: all candidates have the same value, so it is known even where the patient is not."""
         certain: Bools = self.learned[sensitive] == 1
         return certain
@@ -56,7 +56,7 @@ class Linked:
             "re_identified": int(self.re_identified.sum()),
             "narrowed": int(((self.candidates > 1) & (self.candidates < 5)).sum()),
             "mean_candidates": float(self.candidates[matched].mean()) if matched.any() else None,
-            "disclosed": {name: int(self.disclosed(name).sum()) for name in self.learned},
+            "disclosed": {name: int(self.is_disclosed(name).sum()) for name in self.learned},
         }  # fmt: skip
 
 
@@ -118,7 +118,7 @@ def link(
 
 def _distinct(columns: Sequence[Sequence[str]]) -> tuple[Ints, Ints]:
     """The number of each row's tuple, and the first row of each tuple."""
-    number = combined([pd.factorize(np.array(cells, dtype=object))[0].astype(np.int64) for cells in columns])
+    number = combine([pd.factorize(np.array(cells, dtype=object))[0].astype(np.int64) for cells in columns])
     return number, np.unique(number, return_index=True)[1].astype(np.int64)
 
 
@@ -162,7 +162,7 @@ def _fits(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
 
     people, classes = len(columns[0][2]), len(columns[0][1])
     if all(np.diff(table.indptr).max(initial=0) <= 1 for table, _, _ in columns):
-        return _joined(columns)
+        return _join(columns)
     blocks, step = [], max(1, _AT_ONCE // classes)
     for begin in range(0, people, step):
         block = np.ones((min(step, people - begin), classes), dtype=np.bool_)
@@ -172,7 +172,7 @@ def _fits(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
     return vstack(blocks).tocsr()
 
 
-def _joined(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
+def _join(columns: Sequence[tuple[Any, Ints, Ints]]) -> Any:
     """``_fits`` where every cell stands behind one label at most: a join."""
     from scipy.sparse import coo_array
 

@@ -23,7 +23,7 @@ import pandas as pd
 from polyclinic.ehr.anonymity.classes import (
     Classes,
     Spread,
-    combined,
+    combine,
     l_by_class,
     overall_shares,
     patients_of,
@@ -235,7 +235,7 @@ class _Search:
         return self.tried[levels]
 
     def _try(self, levels: tuple[int, ...]) -> bool:
-        of_row = combined([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
+        of_row = combine([ladder.numbers[level] for ladder, level in zip(self.ladders, levels, strict=True)])
         staying = self.demand.staying(of_row)
         if self.demand.too_many(staying):
             self.open &= ~(self.nodes <= levels).all(axis=1)
@@ -281,11 +281,11 @@ def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand
     Raises:
         DataError: Where all rows together miss the demand.
     """
-    of_row = _halved([_ranks(ladder, ranged) for ladder, ranged in zip(ladders, numeric, strict=True)], demand)
+    of_row = _halve_all([_ranks(ladder, ranged) for ladder, ranged in zip(ladders, numeric, strict=True)], demand)
     order = np.argsort(of_row, kind="stable")
     begin = np.flatnonzero(np.diff(of_row[order], prepend=-1))
     generalised = [
-        (_ranges if ranged else _shared)(ladder, of_row, order, begin)
+        (_ranges if ranged else _shared_labels)(ladder, of_row, order, begin)
         for ladder, ranged in zip(ladders, numeric, strict=True)
     ]
     cells = {ladder.name: labels for ladder, (labels, _) in zip(ladders, generalised, strict=True)}
@@ -293,7 +293,7 @@ def partition(ladders: Sequence[Ladder], numeric: Sequence[bool], demand: Demand
     return Outcome(cells, staying, float(np.mean([loss.mean() for _, loss in generalised])))
 
 
-def _halved(ranks: Sequence[Ints], demand: Demand) -> Ints:
+def _halve_all(ranks: Sequence[Ints], demand: Demand) -> Ints:
     table = np.stack(ranks, axis=1).astype(np.int32)
     width = np.maximum(table.max(axis=0), 1)
     everyone = np.arange(demand.rows)
@@ -357,7 +357,7 @@ def _range(low: object, high: object, whole: bool) -> object:
     return (low if low is None else ANY) if high is None else range_name(float(low), float(high), whole)  # type: ignore[arg-type]
 
 
-def _shared(ladder: Ladder, of_row: Ints, order: Ints, begin: Ints) -> tuple[pd.Series, Floats]:
+def _shared_labels(ladder: Ladder, of_row: Ints, order: Ints, begin: Ints) -> tuple[pd.Series, Floats]:
     names: list[object] = [ANY] * len(begin)
     loss = np.ones(len(begin))
     for level in range(ladder.top - 1, -1, -1):

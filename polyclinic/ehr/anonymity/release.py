@@ -140,13 +140,13 @@ def fitting_schema(schema: Schema, release: Release, dropped: Sequence[str]) -> 
         fitted
         for column in schema.columns
         if column.name not in dropped and column.is_read
-        if (fitted := _fitted(column, release)) is not None
+        if (fitted := _fit_column(column, release)) is not None
     ]
     has_patients = any(column.role == "patient_id" for column in columns)
     return Schema(name=schema.name, columns=tuple(columns), unit=schema.unit if has_patients else "record")
 
 
-def _fitted(column: Column, release: Release) -> Column | None:
+def _fit_column(column: Column, release: Release) -> Column | None:
     if release.levels is None:
         if column.name not in release.hierarchies:
             return column

@@ -11,8 +11,8 @@ from importlib import import_module
 import numpy as np
 
 from polyclinic.ehr.datasets.dataset import Dataset
-from polyclinic.ehr.partition import Dealer, check_partitioner, measured, partition_rows
-from polyclinic.ehr.shard import Checked, Shard, check_records, divided, split_shard
+from polyclinic.ehr.partition import Dealer, check_partitioner, measure, partition_rows
+from polyclinic.ehr.shard import Checked, Shard, check_records, divide, split_shard
 from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.types import Bools
@@ -97,7 +97,7 @@ def load_shards(
     rows_of = partition_rows(records, schema, partitioner, sites, seed, alpha, dealer)
     if plan.others and asked not in (0, len(rows_of)):
         raise ConfigError(f"sites is {asked}, but partitioner {partitioner!r} gives {len(rows_of)}; leave sites at 0.")
-    records = measured(records, schema, partitioner, rows_of, seed, alpha)
+    records = measure(records, schema, partitioner, rows_of, seed, alpha)
     # All at once: checking and encoding a table takes about as long for one row as for a thousand.
     checked = check_records(records, schema, dataset.name)
     if split.column in records:
@@ -110,7 +110,7 @@ def load_shards(
         if dataset.own_numbers and natural and not plan.pool and own.ids is not None:
             own = replace(own, ids=np.array([patient.removeprefix(f"{site}/") for patient in own.ids], dtype=object))
         if fixed is None and not split.by_share:
-            shards.append(divided(own, schema, site, own.test_rows(split, schema, dataset.name)))
+            shards.append(divide(own, schema, site, own.test_rows(split, schema, dataset.name)))
             if not shards[-1].train.patients:
                 raise DataError(
                     f"{site}: the split leaves no patient to train on; pool small sites, or split otherwise."

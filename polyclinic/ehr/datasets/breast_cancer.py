@@ -14,7 +14,7 @@ SCHEMA = Schema.from_toml(Path(__file__).with_suffix(".toml"))
 
 
 @lru_cache(maxsize=1)
-def _parsed() -> pd.DataFrame:
+def _parse() -> pd.DataFrame:
     from sklearn.datasets import load_breast_cancer
 
     bunch = load_breast_cancer(as_frame=True)
@@ -28,7 +28,7 @@ def _parsed() -> pd.DataFrame:
 
 def load() -> pd.DataFrame:
     """569 records, one for each patient: patient, 30 features, malignant."""
-    return _parsed().copy()
+    return _parse().copy()
 
 
 DATASET = Dataset(

@@ -121,12 +121,12 @@ class Files:
         Raises DataError for a file that is not the known one, or that cannot be downloaded.
         """
         place = self.place() or self.fetch()
-        return {name: self._checked(place, name) for name in names or self.published}
+        return {name: self._verify(place, name) for name in names or self.published}
 
     def fetch(self, url: str | None = None, target: Path | None = None) -> Path:
         """The folder with the files, downloaded to the user's cache where they are missing; raises DataError."""
         if self.by_hand:
-            return self._brought()
+            return self._require_place()
         url, target = url or self.url, target or self._cache()
         try:
             if self.archive:
@@ -142,7 +142,7 @@ class Files:
             ) from None
         return target
 
-    def _brought(self) -> Path:
+    def _require_place(self) -> Path:
         if (place := self.place()) is not None:
             return place
         copies = ", ".join(copy for copy, _ in self.copies.values())
@@ -177,7 +177,7 @@ class Files:
     def _all_in(self, place: Path) -> bool:
         return all(self._file_of(place, name) for name in self.published)
 
-    def _checked(self, place: Path, name: str) -> Path:
+    def _verify(self, place: Path, name: str) -> Path:
         file_and_digest = self._file_of(place, name)
         if file_and_digest is None or (
             file_and_digest[1] and hashlib.sha256(file_and_digest[0].read_bytes()).hexdigest() != file_and_digest[1]

@@ -82,7 +82,7 @@ def diagnosis_group(code: pd.Series) -> pd.Series:
 
 
 @lru_cache(maxsize=1)
-def _parsed(file: Path) -> pd.DataFrame:
+def _parse(file: Path) -> pd.DataFrame:
     """Every encounter with all features, ``disposition`` as published and the label."""
     # "None" is a test that was not taken, and stays text.
     raw = pd.read_csv(file, dtype=str, keep_default_na=False)
@@ -111,7 +111,7 @@ def _parsed(file: Path) -> pd.DataFrame:
 
 
 def _encounters(schema: Schema, first: bool, alive: bool) -> pd.DataFrame:
-    table = _parsed(FILES.get()["diabetic_data.csv"])
+    table = _parse(FILES.get()["diabetic_data.csv"])
     if first:
         table = table.drop_duplicates("patient")
     if alive:
@@ -134,7 +134,7 @@ def load_all() -> pd.DataFrame:
     return _encounters(SCHEMA_ALL, first=False, alive=False)
 
 
-def _described(text: str) -> str:
+def _description(text: str) -> str:
     return (
         f"Readmission within 30 days of a patient with diabetes: {text}. No hospital was published, so records are dealt, or "
         "split by a column such as payer or specialty."
@@ -145,7 +145,7 @@ _ALL, _ALIVE = ("encounters", ROWS, PATIENTS), "no death, no hospice"
 DATASET = Dataset(
     name="diabetes-130",
     title="Diabetes 130, readmission",
-    description=_described(
+    description=_description(
         f"the encounters ({ROWS:,} of {PATIENTS:,} patients in the file) that did not end in death or a hospice"
     ),
     schema=SCHEMA,
@@ -165,7 +165,7 @@ DATASET_FIRST = replace(
     DATASET,
     name="diabetes-130-first",
     title="Diabetes 130, first encounters",
-    description=_described("each patient's first encounter, with the same exclusions"),
+    description=_description("each patient's first encounter, with the same exclusions"),
     schema=SCHEMA_FIRST,
     patients=69973,
     rows=69973,
@@ -176,7 +176,7 @@ DATASET_ALL = replace(
     DATASET,
     name="diabetes-130-all",
     title="Diabetes 130, every encounter",
-    description=_described("every encounter, without where the patient was discharged to, which tells deaths"),
+    description=_description("every encounter, without where the patient was discharged to, which tells deaths"),
     schema=SCHEMA_ALL,
     patients=PATIENTS,
     rows=ROWS,

@@ -87,7 +87,7 @@ def stays(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.Data
 
 
 @lru_cache(maxsize=1)
-def _parsed(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.DataFrame:
+def _parse(patient: Path, hospital: Path, aps: Path, predictors: Path) -> pd.DataFrame:
     table = stays(patient, hospital, aps, predictors)
     table = table[table["died"].notna()].reset_index(drop=True)
     table["patient"] = table["uniquepid"]
@@ -119,7 +119,7 @@ def load() -> pd.DataFrame:
     An impossible age, height or weight is missing; physiology is cut to its bounds; elective surgery, which APACHE asks of
     surgical patients only, is 0 for the others.
     """
-    return _parsed(*FILES.get().values()).copy()
+    return _parse(*FILES.get().values()).copy()
 
 
 DATASET = Dataset(

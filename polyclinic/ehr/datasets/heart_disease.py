@@ -57,7 +57,7 @@ SCHEMA = Schema(
 
 
 @lru_cache(maxsize=1)
-def _parsed(cleveland: Path, hungary: Path, switzerland: Path, long_beach: Path) -> pd.DataFrame:
+def _parse(cleveland: Path, hungary: Path, switzerland: Path, long_beach: Path) -> pd.DataFrame:
     """All 920 rows as numbers, '?' as NaN, with patient, site and disease."""
     frames = []
     for site, file in zip(SITES, (cleveland, hungary, switzerland, long_beach), strict=True):
@@ -76,7 +76,7 @@ def _places() -> tuple[Path, ...]:
     return tuple(files[_OF_SITE[site]] for site in SITES)
 
 
-def _named(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
+def _name_codes(records: pd.DataFrame, schema: Schema) -> pd.DataFrame:
     for name, names in _CODES.items():
         if name in records:
             records[name] = records[name].map(names).astype(object)
@@ -98,7 +98,7 @@ def _split(places: tuple[Path, ...]) -> pd.DataFrame:
     """``load`` of files that were checked; so many runs in a process split them once."""
     from sklearn.model_selection import train_test_split
 
-    raw = _parsed(*places).drop(columns=list(LEFT_OUT))
+    raw = _parse(*places).drop(columns=list(LEFT_OUT))
     raw = raw[raw.notna().all(axis=1)].reset_index(drop=True)
     split = np.full(len(raw), "train", dtype=object)
     for site in SITES:
@@ -114,17 +114,17 @@ def _split(places: tuple[Path, ...]) -> pd.DataFrame:
             stratify=label if (counts > 2).all() else None,
         )
         split[rows[test]] = "test"
-    records = _named(raw, SCHEMA)
+    records = _name_codes(raw, SCHEMA)
     records["split"] = split
     return records
 
 
 def load_920() -> pd.DataFrame:
     """All 920 records; a cholesterol or resting pressure of 0 (not measured) is missing."""
-    raw = _parsed(*_places()).copy()
+    raw = _parse(*_places()).copy()
     measured = ["chol", "trestbps"]
     raw[measured] = raw[measured].where(raw[measured] > 0)
-    return _named(raw, SCHEMA_920)
+    return _name_codes(raw, SCHEMA_920)
 
 
 DATASET = Dataset(

@@ -78,7 +78,7 @@ def _month(text: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def _parsed(file: Path) -> pd.DataFrame:
+def _parse(file: Path) -> pd.DataFrame:
     """All 19,435 patients, hospitals in order of size: patient, site, country, the features, and both outcomes."""
     table = pd.read_csv(file, encoding="latin-1", skipinitialspace=True, low_memory=False)
     wanted = [
@@ -108,10 +108,10 @@ def _parsed(file: Path) -> pd.DataFrame:
 
 
 def _read() -> pd.DataFrame:
-    return _parsed(FILES.get()[PUBLISHED])
+    return _parse(FILES.get()[PUBLISHED])
 
 
-def _labelled(records: pd.DataFrame, schema: Schema, label: pd.Series) -> pd.DataFrame:
+def _add_label(records: pd.DataFrame, schema: Schema, label: pd.Series) -> pd.DataFrame:
     records = records.assign(**{schema.label.name: label.astype("int64")})
     return records[[column.name for column in schema.columns]].reset_index(drop=True)
 
@@ -120,13 +120,13 @@ def load() -> pd.DataFrame:
     """The 19,285 patients whose state at 6 months is known (OCCODE 1 to 4); dead (1) or dependent (2) against the rest."""
     table = _read()
     patients = table[table["occode"].between(1, 4)]
-    return _labelled(patients, SCHEMA, patients["occode"] <= 2)
+    return _add_label(patients, SCHEMA, patients["occode"] <= 2)
 
 
 def load_death_14() -> pd.DataFrame:
     """All 19,435 patients; dead within 14 days (ID14) or not."""
     table = _read()
-    return _labelled(table, SCHEMA_DEATH_14, table["id14"] == 1)
+    return _add_label(table, SCHEMA_DEATH_14, table["id14"] == 1)
 
 
 def load_survival() -> pd.DataFrame:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from polyclinic.ehr.partition.measurement import SHIFTS, remeasured
+from polyclinic.ehr.partition.measurement import SHIFTS, remeasure
 from polyclinic.ehr.schema import Schema
 from polyclinic.errors import ConfigError, failing, nearest
 from polyclinic.installed import claims
@@ -114,11 +114,11 @@ def partition(
         ConfigError: As ``partition_rows``, and where no feature can be measured differently.
     """
     rows_by_site = partition_rows(records, schema, name, sites, seed, alpha)
-    records = measured(records, schema, name, rows_by_site, seed, alpha)
+    records = measure(records, schema, name, rows_by_site, seed, alpha)
     return {site: records.iloc[rows].reset_index(drop=True) for site, rows in rows_by_site.items()}
 
 
-def measured(
+def measure(
     records: pd.DataFrame, schema: Schema, name: str, sites: dict[str, Ints], seed: int, alpha: float = 1.0
 ) -> pd.DataFrame:
     """Return the records after the shifts in ``name``: each site's rows as it measures them.
@@ -135,7 +135,7 @@ def measured(
         ConfigError: For an unknown name, and where no feature can be measured differently.
     """
     for shift in check_partitioner(name).shifts:
-        records = remeasured(records, schema, shift, sites, seed, alpha)
+        records = remeasure(records, schema, shift, sites, seed, alpha)
     return records
 
 
@@ -176,11 +176,11 @@ def partition_rows(
             deal = _dealt_by(dealer, records, schema, name, sites, rng, alpha)
         else:
             deal = _deal(records, schema, plan, sites, rng, alpha)
-        chosen = dict(deal) if isinstance(deal, Mapping) else _numbered(deal)
+        chosen = dict(deal) if isinstance(deal, Mapping) else _name_hospitals(deal)
     return {site: chosen[site] for site in sorted(chosen)}
 
 
-def _numbered(deal: Sequence[Ints]) -> dict[str, Ints]:
+def _name_hospitals(deal: Sequence[Ints]) -> dict[str, Ints]:
     width = max(2, len(str(len(deal)))) if len(deal) > 9 else 1
     return {f"hospital-{i + 1:0{width}d}": rows for i, rows in enumerate(deal)}
 
@@ -193,7 +193,7 @@ def _rows_by_column(records: pd.DataFrame, schema: Schema, plan: Plan, name: str
     column = schema.site.name if plan.base == "natural" and schema.site else plan.argument
     groups = dealt.by_column(records, schema, column)
     if plan.pool:
-        groups = dealt.pooled(groups, records, schema, plan.pool)
+        groups = dealt.pool_groups(groups, records, schema, plan.pool)
     if sites > len(groups):
         raise ConfigError(f"sites is {sites}, but partitioner {name!r} finds {len(groups)}; ask for no more.")
     return dict(list(groups.items())[: sites or None])

@@ -90,7 +90,7 @@ def dealt_by_class(labels: Ints, shares: Floats, rng: np.random.Generator) -> In
     return site_of
 
 
-def repaired(site_of: Ints, labels: Ints, sites: int, rng: np.random.Generator) -> Ints:
+def repair(site_of: Ints, labels: Ints, sites: int, rng: np.random.Generator) -> Ints:
     """Return ``site_of`` with as few patients moved as are needed for the least numbers per site and per class.
 
     Args:
@@ -146,7 +146,7 @@ def iid(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Genera
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(np.full(sites, 1.0 / sites), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
-    return site_rows(repaired(site_of, labels, sites, rng), person, sites)
+    return site_rows(repair(site_of, labels, sites, rng), person, sites)
 
 
 def quantity(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
@@ -162,7 +162,7 @@ def quantity(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.G
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(rng.dirichlet(np.full(sites, alpha)), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
-    return site_rows(repaired(site_of, labels, sites, rng), person, sites)
+    return site_rows(repair(site_of, labels, sites, rng), person, sites)
 
 
 def dirichlet_label(
@@ -181,7 +181,7 @@ def dirichlet_label(
     """
     person, labels = patients_and_labels(records, schema)
     shares = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1)
-    return site_rows(repaired(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
+    return site_rows(repair(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
 
 
 def label_and_quantity(
@@ -202,7 +202,7 @@ def label_and_quantity(
     sizes = rng.dirichlet(np.full(sites, alpha))
     weights = rng.dirichlet(np.full(sites, alpha), size=int(labels.max()) + 1) * sizes + 1e-12
     shares = EVEN_SHARE / sites + (1.0 - EVEN_SHARE) * weights / weights.sum(axis=1, keepdims=True)
-    return site_rows(repaired(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
+    return site_rows(repair(dealt_by_class(labels, shares, rng), labels, sites, rng), person, sites)
 
 
 def feature_shift(
@@ -230,7 +230,7 @@ def feature_shift(
     site_of = np.empty(len(labels), dtype=np.int64)
     sizes = round_shares(np.full(sites, 1.0 / sites), len(labels))
     site_of[np.argsort(score, kind="stable")] = np.repeat(np.arange(sites), sizes)
-    return site_rows(repaired(site_of, labels, sites, rng), person, sites)
+    return site_rows(repair(site_of, labels, sites, rng), person, sites)
 
 
 def power_law(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, alpha: float = 1.0) -> Deal:
@@ -246,7 +246,7 @@ def power_law(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.
     person, labels = patients_and_labels(records, schema)
     sizes = round_shares(rng.permutation(np.arange(1.0, sites + 1.0) ** -alpha), len(labels))
     site_of = rng.permutation(np.repeat(np.arange(sites), sizes))
-    return site_rows(repaired(site_of, labels, sites, rng), person, sites)
+    return site_rows(repair(site_of, labels, sites, rng), person, sites)
 
 
 def classes(records: pd.DataFrame, schema: Schema, sites: int, rng: np.random.Generator, each: int) -> Deal:
@@ -306,7 +306,7 @@ def by_column(records: pd.DataFrame, schema: Schema, column: str) -> dict[str, I
     return {str(value): index for value, index in zip(values, rows, strict=True)}
 
 
-def pooled(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, smallest: int) -> dict[str, Ints]:
+def pool_groups(groups: dict[str, Ints], records: pd.DataFrame, schema: Schema, smallest: int) -> dict[str, Ints]:
     """Return the groups with ``smallest`` patients or more, and those of all the others as one group "other", last.
 
     A group that is itself named "other" is among the pooled.

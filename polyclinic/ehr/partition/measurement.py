@@ -72,7 +72,7 @@ _CHANGES: dict[str, tuple[Callable[[Floats, Column, np.random.Generator, float],
 SHIFTS = tuple(_CHANGES)
 
 
-def remeasured(
+def remeasure(
     records: pd.DataFrame, schema: Schema, shift: str, sites: Mapping[str, Ints], seed: int, strength: float
 ) -> pd.DataFrame:
     """Return a new table: ``records`` as each of the sites would have measured them, other columns as they are.

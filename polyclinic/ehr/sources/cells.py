@@ -41,13 +41,13 @@ YES = frozenset((
 ))  # fmt: skip
 
 
-def trimmed(values: pd.Series, missing: Collection[str] = MISSING) -> pd.Series:
+def trim(values: pd.Series, missing: Collection[str] = MISSING) -> pd.Series:
     """(rows,) cells as text without spaces at the ends, "" where missing; a list becomes codes between semicolons.
 
     Truth values become 0 and 1, durations hours. "-" is no missing cell of a column that also has "+".
 
     Examples:
-        >>> trimmed(pd.Series([1.0, None, 2.5])).tolist()
+        >>> trim(pd.Series([1.0, None, 2.5])).tolist()
         ['1', '', '2.5']
     """
     if pd.api.types.is_bool_dtype(values.dtype):
@@ -64,7 +64,7 @@ def trimmed(values: pd.Series, missing: Collection[str] = MISSING) -> pd.Series:
 
 
 def text_table(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFrame:
-    """Every cell of a table as ``trimmed`` text, "" where it is missing; a blank header becomes the column's number.
+    """Every cell of a table as text that ``trim`` gives, "" where it is missing; a blank header becomes the column's number.
 
     An index is a column where it has a name. R's numbers of rows, under a blank header, are left out.
     missing: more marks than ``MISSING``.
@@ -79,7 +79,7 @@ def text_table(frame: pd.DataFrame, missing: Collection[str] = ()) -> pd.DataFra
         name = f"column {number}" if blank else name
         name = name if name not in columns else f"{name} ({number})"
         names.append(name)
-        cells = trimmed(values, marks)
+        cells = trim(values, marks)
         if not (blank and cells.tolist() in numbering):
             columns[name] = cells
     return pd.DataFrame(columns, index=range(len(frame)))

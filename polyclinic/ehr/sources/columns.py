@@ -236,18 +236,18 @@ def apply_mapping(frame: pd.DataFrame, mapping: ColumnMapping, schema: Schema) -
                 marked = pd.Series(texts(cells), index=cells.index, dtype=object).isin(origin.marks)
                 cells = cells.astype(object).where(~marked, None)
             if origin.converts or origin.decimal or origin.limits:
-                cells = _limited(cells) if _is_flag(column) else _converted(cells, origin, column)
+                cells = _flag_limits(cells) if _is_flag(column) else _convert_units(cells, origin, column)
             if origin.separator:
                 cells = pd.Series(texts(cells), index=cells.index, name=name).str.replace(
                     origin.separator, ";", regex=False
                 )
             if origin.values:
-                cells = _recoded(cells, origin.values, several=column.kind == "code_set")
+                cells = _recode(cells, origin.values, several=column.kind == "code_set")
             columns[name] = cells
     return pd.DataFrame(columns, index=frame.index)
 
 
-def mapped(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
+def map_columns(chunks: Iterable[Chunk], mapping: ColumnMapping, schema: Schema) -> Iterator[Chunk]:
     """Yield the chunks with the schema's columns; as they are where the mapping says nothing.
 
     Args:
@@ -263,13 +263,13 @@ def _text(value: str | float | None) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _limited(cells: pd.Series) -> pd.Series:
+def _flag_limits(cells: pd.Series) -> pd.Series:
     return (
         read_numbers(pd.Series(texts(cells), index=cells.index, dtype=object)).beyond.astype("int64").rename(cells.name)
     )
 
 
-def _converted(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
+def _convert_units(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
     """The numbers in the column's unit; a cell that is not a number, or in a unit that does not convert, stays as it is."""
     read = read_numbers(pd.Series(texts(cells), index=cells.index, dtype=object), origin.decimal or ".")
     numbers, units = pd.Series(np.nan, index=cells.index), read.units
@@ -287,7 +287,7 @@ def _converted(cells: pd.Series, origin: Origin, column: Column) -> pd.Series:
     return (numbers if convertible.all() else numbers.astype(object).where(convertible, cells)).rename(cells.name)
 
 
-def _recoded(cells: pd.Series, values: dict[str, str], several: bool) -> pd.Series:
+def _recode(cells: pd.Series, values: dict[str, str], several: bool) -> pd.Series:
     def new(cell: str) -> str | None:
         if not several:
             return values.get(cell, cell) or None
@@ -347,7 +347,7 @@ def conversion(unit: str, into: str, substance: str = "") -> tuple[float, float]
     """
     if unit.strip().lower() == into.strip().lower():
         return 1.0, 0.0
-    source, other = _named(unit), _named(into)
+    source, other = _unit_of(unit), _unit_of(into)
     factor = source.factor / other.factor
     if {source.dimension, other.dimension} == {_MASS, _AMOUNT}:
         if substance not in SUBSTANCES:
@@ -367,7 +367,7 @@ def unit_spelling(unit: str) -> str:
     return _SPELLINGS.get(unit.strip().lower(), "")
 
 
-def _named(unit: str) -> Unit:
+def _unit_of(unit: str) -> Unit:
     if (symbol := _SPELLINGS.get(unit.strip().lower())) is None:
         raise ConfigError(f"The unit {unit!r} is not known; known are {', '.join(UNITS)}.{nearest(unit, UNITS)}")
     return UNITS[symbol]

@@ -62,7 +62,7 @@ def read_column(cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str
     return Numbers(*(pd.concat([getattr(part, name) for part in parts])[cells.index] for name in _PARTS))
 
 
-def bounded(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
+def draft_bounds(values: pd.Series, low: float, high: float) -> tuple[pd.Series, dict[str, Any]]:
     """Return the records of a column of numbers, and its draft with these bounds.
 
     Args:

@@ -31,9 +31,9 @@ from polyclinic.ehr.sources.draft_numbers import (
     IDENTIFIERS,
     MOST_CATEGORIES,
     MOST_CELLS,
-    bounded,
     convert_units,
     decimal_commas,
+    draft_bounds,
     has_few_values,
     missing_marks,
     number_of_cells,
@@ -105,7 +105,7 @@ class Draft:
 def draft_tables(
     cells: pd.DataFrame, hospitals: pd.Series, roles: Roles, label: Literal["", "ordered", "number"] = ""
 ) -> Draft:
-    """The draft of a table of trimmed text (``cells.trimmed``), "" where missing.
+    """The draft of a table of trimmed text (``cells.trim``), "" where missing.
 
     Args:
         cells: The rows of all hospitals.
@@ -208,7 +208,7 @@ def _add_number_label(
     written = units[0] if units else unit_of(name)
     unit, decimal = {"unit": written} if written else {}, {"decimal": ","} if commas else {}
     draft.label = f"The label {name!r} is a number, from {low:g} to {high:g}."
-    values, column = bounded(read.values, low, high)
+    values, column = draft_bounds(read.values, low, high)
     draft.add(values, unit | decimal, name=name, role="label", **unit, **column)
     return True
 
@@ -394,7 +394,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
         low, high = float(np.floor(low)), float(np.ceil(high))
     if (far := (values < low) | (values > high)).any():
         draft.reads("Beyond the 0.5 % and 99.5 % quantiles of a feature, moved to these", number_of_cells(far, name))
-    values, column = bounded(values, low, high)
+    values, column = draft_bounds(values, low, high)
     units = {"unit": unit} if unit else {}
     draft.add(values, rules, name=name, **units, **column, nullable=bool(values.isna().any()))
     return True

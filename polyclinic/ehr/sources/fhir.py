@@ -20,7 +20,7 @@ import pandas as pd
 
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place
-from polyclinic.ehr.sources.mapped import mapped
+from polyclinic.ehr.sources.mapped import map_tables
 from polyclinic.ehr.sources.mapping import FHIR, Mapping
 from polyclinic.errors import DataError
 
@@ -83,7 +83,7 @@ def fhir(place: Place, schema: Schema) -> Iterator[Chunk]:
     """The records that the mapping file of option ``mapping`` makes of the folder of a bulk export."""
     place.allow("mapping")
     mapping = Mapping.read(place.path("mapping"), schema)
-    return mapped(Export(place.folder / place.text), FHIR, mapping, schema)
+    return map_tables(Export(place.folder / place.text), FHIR, mapping, schema)
 
 
 def _resources(file: Path, kind: str) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -35,7 +35,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
         place.allow("mapping", *CREDENTIALS)
         mapping = Mapping.read(place.path("mapping"), schema)
         tables = Database.at(place) if "://" in place.text else Folder(place.folder / place.text)
-        return mapped(tables, layout, mapping, schema)
+        return map_tables(tables, layout, mapping, schema)
 
     return read
 
@@ -43,7 +43,7 @@ def layout_source(layout: Layout) -> Callable[[Place, Schema], Iterator[Chunk]]:
 omop, mimic3, mimic4, eicu = (layout_source(layout) for layout in (OMOP, MIMIC3, MIMIC4, EICU))
 
 
-def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:
+def map_tables(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> Iterator[Chunk]:
     """Yield the records that a mapping makes of tables.
 
     Args:
@@ -58,7 +58,7 @@ def mapped(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema) -> 
     cohort = mapping.cohort(schema, tables.name)
     columns = (*mapping.columns, *mapping.helpers)
     rows = _rows(tables, mapping)
-    wanted = [_wanted(tables, layout, mapping, column) for column in columns]
+    wanted = [_column_request(tables, layout, mapping, column) for column in columns]
     event = _index_event(tables, layout, mapping)
     if event is not None:
         rows["index"] = _event_times(tables, event, rows)
@@ -151,7 +151,7 @@ def _index_event(tables: Tables, layout: Layout, mapping: Mapping) -> _Wanted | 
         table = f"{tables.name}, table {index.table.lower()!r}"
         raise DataError(f"{table}: 'index' needs 'time', the name of a column of this table.")
     column = ColumnOf.model_validate({**index.model_dump(), "name": "index", "time": time, "value": time})
-    return _wanted(tables, layout, mapping, column)
+    return _column_request(tables, layout, mapping, column)
 
 
 def _event_times(tables: Tables, event: _Wanted, rows: pd.DataFrame) -> pd.Series:
@@ -162,7 +162,7 @@ def _event_times(tables: Tables, event: _Wanted, rows: pd.DataFrame) -> pd.Serie
     return one_row_each(rows, events_by_patient, [Measure("index", event.column.take)], event.source)["index"]
 
 
-def _wanted(tables: Tables, layout: Layout, mapping: Mapping, column: ColumnOf) -> _Wanted:
+def _column_request(tables: Tables, layout: Layout, mapping: Mapping, column: ColumnOf) -> _Wanted:
     rows = mapping.rows
     table, by = (column.table or rows.table).lower(), (column.by or rows.key).lower()
     usual, source = layout.get(table, Table()), f"{tables.name}, table {table!r}"

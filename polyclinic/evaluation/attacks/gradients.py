@@ -257,7 +257,7 @@ def trials(
                     else None
                 )
                 if guess is None:
-                    module = loaded(model.build, model.arrays)
+                    module = load_module(model.build, model.arrays)
                     record = match(module, gradient, labels, low, high, model.losses, seed)
                 else:
                     record = np.clip(guess, low, high)[None]
@@ -271,11 +271,11 @@ def _chances(model: Attacked, record: Floats) -> Floats | None:
     if model.last is None:
         return None
     with torch.no_grad():
-        outputs = loaded(model.build, model.arrays).eval()(torch.from_numpy(record)[None])
+        outputs = load_module(model.build, model.arrays).eval()(torch.from_numpy(record)[None])
     return np.asarray(model.predict(outputs)[0].numpy())
 
 
-def loaded(build: Callable[[], nn.Module], arrays: Mapping[str, Floats]) -> nn.Module:
+def load_module(build: Callable[[], nn.Module], arrays: Mapping[str, Floats]) -> nn.Module:
     """The module of these arrays, in float64."""
     with torch.random.fork_rng(devices=[]):
         module = build().double()

@@ -257,13 +257,13 @@ def linkability(synthetic: Table, members: Table, non_members: Table, seed: int 
     first = rng.permutation(len(table.names))
     halves = first[: len(first) // 2], first[len(first) // 2 :]
 
-    def linked(side: Table) -> Interval:
+    def link(side: Table) -> Interval:
         nearest, other = (_nearest(distances(side, table, half.tolist()), rng) for half in halves)
         return _share(nearest == other)
 
-    attacked, control = _drawn(members, non_members, rng)
+    attacked, control = _draw(members, non_members, rng)
     guesses = rng.integers(len(table), size=(2, len(attacked)))
-    return _risk("linkability", linked(attacked), linked(control), _share(guesses[0] == guesses[1]), len(attacked))
+    return _risk("linkability", link(attacked), link(control), _share(guesses[0] == guesses[1]), len(attacked))
 
 
 def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 0) -> list[Risk]:
@@ -280,7 +280,7 @@ def inference(synthetic: Table, members: Table, non_members: Table, seed: int = 
     """
     rng = generator(seed, "attacks", "inference")
     table = synthetic.at(rng.permutation(len(synthetic))[:MOST_ROWS])
-    sides = _drawn(members, non_members, rng)
+    sides = _draw(members, non_members, rng)
     every = range(len(table.names))
     all_columns = [distances(side, table, every) for side in sides]
     risks = []
@@ -313,7 +313,7 @@ def _nearest(far: Floats, rng: np.random.Generator) -> Ints:
     return np.asarray((near * rng.uniform(0.5, 1.0, size=far.shape)).argmax(axis=1))
 
 
-def _drawn(members: Table, non_members: Table, rng: np.random.Generator) -> list[Table]:
+def _draw(members: Table, non_members: Table, rng: np.random.Generator) -> list[Table]:
     return [table.at(rng.permutation(len(table))[:ATTACKS]) for table in (members, non_members)]
 
 

@@ -53,16 +53,16 @@ def plot_flow(flow: Flow) -> Figure:
             axes.annotate("", xy=(left, middle - 0.31), xytext=(left, middle - _STEP + 0.31), arrowprops=arrow)
             between = middle - _STEP / 2
             axes.annotate("", xy=(right - 0.95, between), xytext=(left, between), arrowprops=arrow)
-            words = f"left out: {_counted(stage['rows_left_out'], stage['patients_left_out'], flow)}"
+            words = f"left out: {_count_text(stage['rows_left_out'], stage['patients_left_out'], flow)}"
             frame = {"boxstyle": "round,pad=0.4", "facecolor": "white", "linewidth": 1.1, "edgecolor": FAINT}
             axes.text(right, between, words, fontsize=SMALL - 1, color=MUTED, bbox=frame, **text)
-        words = f"{textwrap.shorten(stage['name'], _LETTERS)}\n{_counted(stage['rows'], stage['patients'], flow)}"
+        words = f"{textwrap.shorten(stage['name'], _LETTERS)}\n{_count_text(stage['rows'], stage['patients'], flow)}"
         frame = {"boxstyle": "round,pad=0.5", "facecolor": "white", "linewidth": 1.1, "edgecolor": INK}
         axes.text(left, middle, words, fontsize=SMALL, color=INK, linespacing=1.4, bbox=frame, **text)
     return figure
 
 
-def _counted(rows: int, patients: int, flow: Flow) -> str:
+def _count_text(rows: int, patients: int, flow: Flow) -> str:
     people = f"{patients:,} {'patient' if patients == 1 else 'patients'}"
     if all(stage.rows == stage.patients for stage in flow.stages):
         return people

@@ -31,7 +31,7 @@ Draw = Callable[[Summary, pd.DataFrame, "Axes | None"], "Figure | None"]
 
 def _rounds(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
     first = headline(summary)[0]
-    if not _recorded(summary, rounds, first):
+    if not _is_recorded(summary, rounds, first):
         return None
     floor = finite(part(summary, "floor").get(first))
     words = "Higher is better." if first in LARGER_IS_BETTER else "Lower is better."
@@ -40,7 +40,7 @@ def _rounds(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure |
 
 
 def _loss(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    return plot_loss(rounds, ax) if _recorded(summary, rounds, "loss") else None
+    return plot_loss(rounds, ax) if _is_recorded(summary, rounds, "loss") else None
 
 
 def _epsilon(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
@@ -55,30 +55,30 @@ def _analysis(name: str, summary: Summary, rounds: pd.DataFrame, ax: Axes | None
 
 
 def _sites(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    evaluation, first = _evaluated(summary), headline(summary)[0]
+    evaluation, first = _evaluation(summary), headline(summary)[0]
     sites = {name: row[first] for name, row in evaluation.get("sites", {}).items()}
     return plot_hospitals(sites, evaluation["pooled"][first]["value"], titles(summary)[first], ax) if sites else None
 
 
 def _roc(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    judged = _evaluated(summary)
+    judged = _evaluation(summary)
     return plot_roc(judged["curves"], judged["pooled"]["auroc"], ax) if judged.get("curves") else None
 
 
 def _pr(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    judged = _evaluated(summary)
+    judged = _evaluation(summary)
     return plot_pr(judged["curves"], judged["pooled"]["auprc"], ax) if judged.get("curves") else None
 
 
 def _calibration(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    evaluation, objective, label = _evaluated(summary), part(summary, "objective"), None
+    evaluation, objective, label = _evaluation(summary), part(summary, "objective"), None
     if predicts_numbers(summary):
         label = ", ".join(filter(None, (objective["label"], objective["unit"])))
     return plot_calibration(evaluation["calibration"], label, ax) if evaluation.get("calibration") else None
 
 
 def _decision(summary: Summary, rounds: pd.DataFrame, ax: Axes | None) -> Figure | None:
-    judged = _evaluated(summary)
+    judged = _evaluation(summary)
     return plot_decision(judged["decision"], ax) if judged.get("decision") else None
 
 
@@ -132,13 +132,13 @@ def draw_figure(summary: Summary, rounds: pd.DataFrame, name: str, ax: Axes | No
     return ax
 
 
-def _evaluated(summary: Summary) -> Summary:
+def _evaluation(summary: Summary) -> Summary:
     """The run's evaluation; empty where there is none, or where it is undefined."""
     evaluation = part(summary, "evaluation")
     return {} if evaluation.get("undefined") else evaluation
 
 
-def _recorded(summary: Summary, rounds: pd.DataFrame, metric: str) -> bool:
+def _is_recorded(summary: Summary, rounds: pd.DataFrame, metric: str) -> bool:
     return not part(summary, "analysis") and bool(_numbers(rounds, metric).notna().any())
 
 

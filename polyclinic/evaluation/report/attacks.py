@@ -11,7 +11,7 @@ import numpy as np
 from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.canvas import DASHES, MUTED, PALETTE, SMALL, label_axes, legend, panels
 from polyclinic.evaluation.figures.utility import plot_intervals
-from polyclinic.evaluation.page import embedded, render
+from polyclinic.evaluation.page import embed, render
 from polyclinic.runs.folder import Run
 
 if TYPE_CHECKING:
@@ -103,10 +103,10 @@ def attack_section(run: Run) -> str:
         figures = {}
         if gains(attacks):
             alt = "What each attack gains over its baseline; the numbers are in attacks.json."
-            figures["gains"] = embedded(plot_gains(attacks), alt)
+            figures["gains"] = embed(plot_gains(attacks), alt)
         if attacks["gradients"]:
             alt = "Errors of records made of gradients; the numbers are in attacks.json."
-            figures["gradients"] = embedded(plot_gradients(attacks["gradients"]["trials"]), alt)
+            figures["gradients"] = embed(plot_gradients(attacks["gradients"]["trials"]), alt)
         return render(TEMPLATE, {"attacks": attacks, **figures})
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} cannot be read: {type(error).__name__}; attack the run again.") from None

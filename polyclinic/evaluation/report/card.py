@@ -184,21 +184,21 @@ def _limits(facts: Mapping[str, Any], evaluation: Summary) -> list[str]:
 
 def markdown(title: str, sections: Sequence[Section]) -> str:
     """The card as Markdown; what could be markup in names and sentences is escaped, but for the purpose."""
-    parts = [f"# Model card: {_escaped(title)}"]
+    parts = [f"# Model card: {_escape(title)}"]
     for name, blocks in sections:
         parts.append(f"## {name}")
-        parts += [block if name == "Purpose" and isinstance(block, str) else _written(block) for block in blocks]
+        parts += [block if name == "Purpose" and isinstance(block, str) else _to_markdown(block) for block in blocks]
     return "\n\n".join(parts) + "\n"
 
 
-def _written(block: Block) -> str:
+def _to_markdown(block: Block) -> str:
     if isinstance(block, str):
-        return _escaped(block)
+        return _escape(block)
     if isinstance(block, list):
-        return "\n".join(f"- {_escaped(item)}" for item in block)
+        return "\n".join(f"- {_escape(item)}" for item in block)
     rows = [block["headings"], ["---"] * len(block["headings"]), *block["rows"]]
-    return "\n".join(f"| {' | '.join(_escaped(str(cell)) for cell in row)} |" for row in rows)
+    return "\n".join(f"| {' | '.join(_escape(str(cell)) for cell in row)} |" for row in rows)
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return re.sub(r"([\\`*<>|\[\]])", r"\\\1", " ".join(text.split()))

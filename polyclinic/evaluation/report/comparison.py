@@ -22,9 +22,9 @@ from polyclinic.evaluation.figures.rounds import (
     read_series,
 )
 from polyclinic.evaluation.formats import finite, part, size
-from polyclinic.evaluation.intervals import repeated
-from polyclinic.evaluation.judges import compared, headline, in_line, titles
-from polyclinic.evaluation.page import embedded, render, write_page
+from polyclinic.evaluation.intervals import summarize_repetitions
+from polyclinic.evaluation.judges import compared_metrics, headline, in_line, titles
+from polyclinic.evaluation.page import embed, render, write_page
 from polyclinic.evaluation.privacy_text import NOT_RELEASED
 from polyclinic.evaluation.report.run import Results, read_results
 from polyclinic.runs.folder import Run
@@ -90,7 +90,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     differing = [key for key in keys if len({repr(config.get(key)) for config in configs}) > 1 and key not in _WHERE]
     kinds = [_kind(config, run, differing) for config, run in zip(configs, runs, strict=True)]
     title = {name: words for run in reversed(runs) for name, words in titles(run.summary).items()}
-    metrics = list(dict.fromkeys(name for run in runs for name in compared(run.summary)))
+    metrics = list(dict.fromkeys(name for run in runs for name in compared_metrics(run.summary)))
     first = headline(runs[0].summary)[0]
     named = [key for key in differing if key not in _UTILITY]
     rows = [_row(run, metrics, first) | {"name": name, "differing": [config.get(key, "–") for key in named]}
@@ -113,14 +113,14 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
         "with_sd": [heading for name in metrics for heading in (title[name], "SD")],
         "differing": named,
         "runs": rows,
-        "repeated": _repeated(rows, configs, kinds),
+        "repeated": _repetitions(rows, configs, kinds),
         "shared": "\n".join(f"{key} = {configs[0][key]!r}" for key in keys if key not in differing and key not in _WHERE)
         or "nothing is recorded",
-        "curve": [embedded(
+        "curve": [embed(
             plot_privacy_utility(points, title[first]), f"{title[first]} over epsilon; the numbers are in the table.",
         )]
         if points else [],
-        "courses": [embedded(
+        "courses": [embed(
             plot_lines(courses, f"{title[first]} on held-out patients", "Pooled over hospitals, by round."),
             f"Pooled {in_line(title[first])} by round, a line a run.",
         )] if courses else [],
@@ -128,7 +128,7 @@ def render_comparison(run_dirs: Sequence[Path], page: Path) -> Path:
     return write_page(page, values["title"], render(_PAGE, values))
 
 
-def _repeated(
+def _repetitions(
     rows: Sequence[dict[str, Any]], configs: Sequence[dict[str, Any]], kinds: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Of runs that differ in what repeats them alone, two or more, how many there are and the estimates of their metrics."""
@@ -147,7 +147,7 @@ def _repeated(
                   for several in zip(*(rows[place]["metrics"] for place in places), strict=True)]  # fmt: skip
         numbers = [[value for value in several if value is not None] for several in values]
         share = held_out_per_training(splits)
-        estimates = [repeated(several, share) if len(several) > 1 else {} for several in numbers]
+        estimates = [summarize_repetitions(several, share) if len(several) > 1 else {} for several in numbers]
         if any(estimates):
             metrics = [{**estimate, "value": estimate.get("mean", "")} for estimate in estimates]
             repetitions.append({"name": f"{kinds[places[0]]}, {private}", "runs": len(places), "metrics": metrics})

@@ -22,7 +22,7 @@ from polyclinic.evaluation.formats import (
     metric,
     part,
     size,
-    spent,
+    spending,
 )
 from polyclinic.evaluation.judges import groups_shown, headline, in_line, predicts_numbers, titles
 from polyclinic.evaluation.metrics import REPLIED, macro_average
@@ -31,7 +31,7 @@ from polyclinic.evaluation.privacy_text import (
     RELATIONS,
     central_sentence,
     composition,
-    covered,
+    epsilon_scope,
     held_out_sentence,
     not_covered,
     relation_meaning,
@@ -66,9 +66,9 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
     server = _ledgers({"federation": statement["central"]} if statement.get("central") else {})
     runs = [{"sites": sites, "pooled": pooled, "macro": macro}, *comparisons]
     hospitals = [
-        {**site, "name": name, "spent": spent(site, private), "risk": part(site, "risk"), "estimates": estimates.get(name),
+        {**site, "name": name, "spent": spending(site, private), "risk": part(site, "risk"), "estimates": estimates.get(name),
          "scores": [part(run["sites"], name) for run in runs]}
-        for name, site in _shown(sites, first).items()
+        for name, site in _select_sites(sites, first).items()
     ]  # fmt: skip
     patients = _patients({name: sites[name] for name in estimates if name in sites} or sites)
     totals = [
@@ -134,7 +134,7 @@ def report_context(summary: Summary, rounds: pd.DataFrame) -> dict[str, Any]:
         "more_dropouts": len(dropouts[MOST_ROWS:]),
         "ledgers": _telling(ledgers),
         "more_ledgers": len(ledgers) - len(_telling(ledgers)),
-        "covers": covered(unit, bool(part(summary, "analysis"))),
+        "covers": epsilon_scope(unit, bool(part(summary, "analysis"))),
         "does_not_cover": not_covered(
             unit,
             private,
@@ -266,7 +266,7 @@ def _sentence(summary: Summary, sites: Summary, simulation: bool) -> str:
     )
 
 
-def _shown(sites: Summary, metric: str) -> Summary:
+def _select_sites(sites: Summary, metric: str) -> Summary:
     """All sites; of very many those with the lowest and the highest ``metric``, or the first where none has any."""
     if len(sites) <= MOST_ROWS:
         return sites

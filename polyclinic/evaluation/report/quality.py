@@ -13,7 +13,7 @@ from polyclinic.errors import DataError
 from polyclinic.evaluation.figures.synthetic import quality_figures, transfer_figures
 from polyclinic.evaluation.formats import estimate, finite
 from polyclinic.evaluation.judges import TITLES
-from polyclinic.evaluation.page import embedded, render, write_page
+from polyclinic.evaluation.page import embed, render, write_page
 from polyclinic.evaluation.report.templates import ALT, BY_ROUND
 from polyclinic.runs.folder import Run
 
@@ -114,7 +114,7 @@ def write_quality_page(comparison: Values, page: Path) -> None:
 
 def pictures(figures: Mapping[str, Figure | str]) -> list[dict[str, str]]:
     """The figures, drawn or as SVG, as a page embeds them."""
-    return [embedded(figure, _alt(name)) for name, figure in figures.items()]
+    return [embed(figure, _alt(name)) for name, figure in figures.items()]
 
 
 def _alt(name: str) -> str:

@@ -67,7 +67,7 @@ def render_report(run_dir: Path, page: Path | None = None, with_figures: bool = 
         DataError: If summary.json or rounds.parquet is missing or cannot be read.
     """
     results = read_results(Run(Path(run_dir)))
-    return _render(results, lambda: _drawn(results, False) if with_figures else {}, page or results.run.report)
+    return _render(results, lambda: _draw(results, False) if with_figures else {}, page or results.run.report)
 
 
 def write_plots(run_dir: Path) -> list[Path]:
@@ -80,7 +80,7 @@ def write_plots(run_dir: Path) -> list[Path]:
         DataError: As ``render_report`` does.
     """
     results = read_results(Run(Path(run_dir)))
-    return _write(results, _drawn(results))
+    return _write(results, _draw(results))
 
 
 def write_report(run: Run) -> Path:
@@ -88,23 +88,23 @@ def write_report(run: Run) -> Path:
     answer = artist.ask(run.path) if run.pictures else dict
     results = read_results(run)
 
-    def drawn() -> Drawn:
+    def draw_and_write() -> Drawn:
         pictures: Drawn | None = answer()
         if pictures is None:
-            pictures = _drawn(results)
+            pictures = _draw(results)
         _write(results, pictures)
         return pictures
 
-    return _render(results, drawn, run.report)
+    return _render(results, draw_and_write, run.report)
 
 
 def stand_by() -> None:
     """Let a process of its own draw the figures of the run that this process is about to make (``write_report``)."""
 
-    def drawn(sections: Sequence[str], folder: Path) -> Drawn:
-        return _drawn(read_results(Run(folder)), sections=sections)
+    def draw(sections: Sequence[str], folder: Path) -> Drawn:
+        return _draw(read_results(Run(folder)), sections=sections)
 
-    artist.stand_by(partial(drawn, _SECTIONS[:1]), partial(drawn, _SECTIONS[1:]))
+    artist.stand_by(partial(draw, _SECTIONS[:1]), partial(draw, _SECTIONS[1:]))
 
 
 def read_results(run: Run) -> Results:
@@ -115,11 +115,11 @@ def read_results(run: Run) -> Results:
     return Results(run, run.summary_json(), run.rounds())
 
 
-def _drawn(results: Results, in_dots: bool = True, sections: Sequence[str] = _SECTIONS) -> Drawn:
+def _draw(results: Results, in_dots: bool = True, sections: Sequence[str] = _SECTIONS) -> Drawn:
     """The run's figures in some sections."""
     return {
         # A picture in dots takes three times as long as one in lines.
-        section: {name: _pictured(figure, in_dots and section == "training") for name, figure in figures.items()}
+        section: {name: _to_images(figure, in_dots and section == "training") for name, figure in figures.items()}
         for section, figures in ((section, _figures(results, section)) for section in sections)
     }
 
@@ -151,7 +151,7 @@ def _importances(results: Results) -> dict[str, float]:
     return {} if model is None else importances(results.run, model).to_dict()
 
 
-def _pictured(figure: Figure, in_dots: bool) -> tuple[str, bytes | None]:
+def _to_images(figure: Figure, in_dots: bool) -> tuple[str, bytes | None]:
     svg = to_svg(figure)
     figure.set_layout_engine(None)  # its parts have their places since it was drawn in lines
     return svg, to_png(figure) if in_dots else None

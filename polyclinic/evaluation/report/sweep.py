@@ -9,7 +9,7 @@ from typing import Any
 
 from polyclinic.evaluation.figures.rounds import Point, plot_over
 from polyclinic.evaluation.figures.utility import plot_intervals
-from polyclinic.evaluation.page import embedded, render, write_page
+from polyclinic.evaluation.page import embed, render, write_page
 
 _BARS = "Means over seeds and splits; bars: their 95 % intervals."
 
@@ -85,13 +85,13 @@ def _figure(rows: Sequence[Row], metric: str, name: str) -> dict[str, str]:
     alt = f"{name} of each combination; the numbers are in the table."
     if key is None:
         intervals = {_words(row.values) or "all runs": _estimate(row, metric) for row in combinations}
-        return embedded(plot_intervals(intervals, name, _BARS, None), alt)
+        return embed(plot_intervals(intervals, name, _BARS, None), alt)
     points = [
         Point(_words({other: value for other, value in row.values.items() if other != key}), float(row.values[key]),
               **_estimate(row, metric))
         for row in combinations
     ]  # fmt: skip
-    return embedded(plot_over(points, f"{name} over {key}", _BARS, key), alt)
+    return embed(plot_over(points, f"{name} over {key}", _BARS, key), alt)
 
 
 def _varies_as_number(values: Sequence[Any]) -> bool:

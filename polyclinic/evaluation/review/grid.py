@@ -84,7 +84,7 @@ def on_grid(records: Checked, schema: Schema, grid: Mapping[str, float]) -> Tabl
         schema: The schema.
         grid: The steps of columns, as ``steps`` gives them.
     """
-    blocks = [_snapped(_values(records, schema, column), column, grid) for column in shown_columns(schema)]
+    blocks = [_snap(_values(records, schema, column), column, grid) for column in shown_columns(schema)]
     return Table(np.concatenate(blocks, axis=1), pd.factorize(records.patients)[0].astype(np.int64))
 
 
@@ -110,7 +110,7 @@ def _step(values: Floats, column: Column) -> float:
     return finest
 
 
-def _snapped(values: Floats, column: Column, grid: Mapping[str, float]) -> Ints:
+def _snap(values: Floats, column: Column, grid: Mapping[str, float]) -> Ints:
     step = grid.get(column.name, 1.0)
     whole = np.round(np.nan_to_num(values) / step)
     if column.bounds is not None:  # rounding must not leave the bounds

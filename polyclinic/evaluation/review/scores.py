@@ -19,7 +19,7 @@ from scipy import stats
 
 from polyclinic.evaluation.figures.canvas import PALETTE, label_axes, legend, panels
 from polyclinic.evaluation.intervals import LEVEL, Interval, bootstrap, percentiles, weighted_auroc, wilson
-from polyclinic.evaluation.page import embedded, frame, render
+from polyclinic.evaluation.page import embed, frame, render
 from polyclinic.evaluation.review.answers import Key, Review
 from polyclinic.evaluation.review.form import MOST_SCORE
 from polyclinic.files import write_outputs
@@ -125,9 +125,7 @@ def compare(scores: Floats, real: Bools) -> dict[str, Any]:
     }  # fmt: skip
     difference, detectable = _difference(*groups)
     u, p = stats.mannwhitneyu(*groups) if all(map(len, groups)) else (np.nan, np.nan)
-    auc = _resampled(
-        lambda weights: weighted_auroc(real[has_score], scores[has_score], weights), real[has_score], "auc"
-    )
+    auc = _resample(lambda weights: weighted_auroc(real[has_score], scores[has_score], weights), real[has_score], "auc")
     return comparison | {
         "difference": asdict(difference), "detectable": detectable, "u": _finite(u), "p": _finite(p), "auc": asdict(auc),
     }  # fmt: skip
@@ -172,7 +170,7 @@ def _pooled_guesses(share: Floats, real: Bools) -> dict[str, Any]:
         "specificity": np.isfinite(share) & real,
     }
     for name, patients in chosen.items():
-        rates[name] = asdict(_resampled(lambda w, of=share[patients]: w @ of / w.sum(axis=1), real[patients], name))
+        rates[name] = asdict(_resample(lambda w, of=share[patients]: w @ of / w.sum(axis=1), real[patients], name))
     return rates | {"p": None}
 
 
@@ -228,7 +226,7 @@ def _mean(values: Floats) -> Floats:
     return np.asarray(pd.DataFrame(values).mean(), dtype=np.float64)
 
 
-def _resampled(statistic: Any, real: Bools, name: str) -> Interval:
+def _resample(statistic: Any, real: Bools, name: str) -> Interval:
     """The statistic with its bootstrap interval over patients; none where they are too few or all resamples agree."""
     if not len(real):
         return Interval(None)
@@ -331,7 +329,7 @@ def write_results(analysis: Mapping[str, Any], folder: Path) -> None:
 
     Raises ConfigError where the folder cannot be written to.
     """
-    figure = embedded(plot_scores(analysis["reviewers"]), "How often each score was given; numbers are in review.json.")
+    figure = embed(plot_scores(analysis["reviewers"]), "How often each score was given; numbers are in review.json.")
     body = render(_RESULT, {**analysis, "figures": [figure]})
     write_outputs(
         {

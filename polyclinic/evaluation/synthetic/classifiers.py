@@ -92,8 +92,8 @@ def transfer(
     for name in classifiers:
         if name not in CLASSIFIERS | JUDGES:
             raise ConfigError(f"classifiers: {name!r} is not one of {', '.join(CLASSIFIERS | JUDGES)}.")
-    tables = {name: _checked(name, table) for name, table in {REAL: real, **synthetic}.items()}
-    x, y = _checked("test", test)
+    tables = {name: _check(name, table) for name, table in {REAL: real, **synthetic}.items()}
+    x, y = _check("test", test)
     if unlike := [name for name, table in tables.items() if table[0].shape[1] != x.shape[1]]:
         raise DataError(f"table {unlike[0]!r} has another number of features than the test rows' {x.shape[1]}.")
     classes = 1 + max(int(labels.max()) for _, labels in (*tables.values(), (x, y)))
@@ -207,7 +207,7 @@ def _classifier(kind: str, rows: int, seed: int) -> Any:
     return make_pipeline(StandardScaler(), KNeighborsClassifier(min(NEIGHBOURS, rows)))
 
 
-def _checked(name: str, table: Table) -> tuple[Floats, Ints]:
+def _check(name: str, table: Table) -> tuple[Floats, Ints]:
     x, y = np.asarray(table[0], dtype=np.float64), np.asarray(table[1])
     if x.ndim != 2 or y.shape != x.shape[:1] or not len(y):
         raise DataError(f"table {name!r} must be features (n, F) and labels (n,), n > 0, not {x.shape} and {y.shape}.")

@@ -85,7 +85,7 @@ def columns(
     Raises:
         DataError: If a column is not in both tables, if a table has no rows, or if a number cannot be read as one.
     """
-    _checked(real, synthetic, categorical)
+    _check(real, synthetic, categorical)
     return {
         str(name): (category if name in categorical else number)(real[name], synthetic[name]) for name in real.columns
     }
@@ -132,7 +132,7 @@ def pairs(
     """
     from scipy.sparse import csr_array
 
-    _checked(real, synthetic, categorical)
+    _check(real, synthetic, categorical)
     coded = [_levels(real[name], synthetic[name], None if name in categorical else bins) for name in real.columns]
     sizes = np.array([int(max(a.max(), b.max())) + 1 for a, b in coded])
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
@@ -236,7 +236,7 @@ def _mean(values: Floats) -> float | None:
     return float(values.mean()) if values.size else None
 
 
-def _checked(real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str]) -> None:
+def _check(real: pd.DataFrame, synthetic: pd.DataFrame, categorical: Collection[str]) -> None:
     if unlike := sorted({*map(str, real.columns)} ^ {*map(str, synthetic.columns)}):
         raise DataError(f"the tables must have the same columns; only one of them has {several(unlike)}.")
     if unknown := sorted(set(categorical) - {*map(str, real.columns)}):

@@ -113,7 +113,9 @@ def compare_courses(real: Courses, table: Courses) -> Likeness:
         if spread:
             for label in np.unique(real.y):
                 for step in range(cells.shape[1]):
-                    pair = [_recorded(values[y == label, step]) for values, y in ((cells, real.y), (other, table.y))]
+                    pair = [
+                        _drop_missing(values[y == label, step]) for values, y in ((cells, real.y), (other, table.y))
+                    ]
                     if min(map(len, pair)) >= LEAST:
                         means.append(abs(pair[0].mean() - pair[1].mean()) / spread)
                         quantiles = [np.quantile(values, _BAND) for values in pair]
@@ -208,12 +210,12 @@ def _r2(truth: Floats, predicted: Floats) -> float | None:
     return 1.0 - float(((truth - predicted) ** 2).sum()) / spread if spread > 0 else None
 
 
-def _recorded(cells: Floats) -> Floats:
+def _drop_missing(cells: Floats) -> Floats:
     return cells[~np.isnan(cells)]
 
 
 def _spread(cells: Floats) -> float:
-    values = _recorded(cells)
+    values = _drop_missing(cells)
     return float(values.std()) if len(values) >= LEAST else 0.0
 
 

@@ -145,7 +145,7 @@ def judge(
         "label": held_out.schema.label.name,
         "seed": seed,
         "rows": {"held_out": len(held_out.y)} | {name: len(table.y) for name, table in tables.items()},
-        "tables": {name: compared(held_out, table) for name, table in tables.items()},
+        "tables": {name: compare(held_out, table) for name, table in tables.items()},
         "rules": _rules({"held_out": held_out, **tables}),
         "visits": _visits(held_out, tables),
         "two_sample": None, "transfer": None, "prediction": None, "cutoff": None,
@@ -159,7 +159,7 @@ def judge(
     return quality | (_by_classifiers(held_out, tables, seed) if full else {})
 
 
-def compared(real: Sample, table: Sample) -> dict[str, Any]:
+def compare(real: Sample, table: Sample) -> dict[str, Any]:
     """Columns, pairs, correlations and codes of ``table`` beside those of ``real``, as JSON: exact, and so not private."""
     judged = columns(real.plain, table.plain, real.categorical)
     spread = real.plain.drop(columns=list(real.categorical)).apply(lambda c: c.astype(float).std(ddof=0))
@@ -255,7 +255,7 @@ def _by_classifiers(held_out: Sample, tables: Mapping[str, Sample], seed: int) -
             table: {CLASSIFIERS[kind]: asdict(transferred) for kind, transferred in each.items()}
             for table, each in taught.items()
         },
-        "prediction": {name: _predicted(held_out, tables, name) for name in _code_sets(held_out)},
+        "prediction": {name: _prediction_scores(held_out, tables, name) for name in _code_sets(held_out)},
         "cutoff": {name: cutoff_on(table, test, seed) for name, table in learned.items()}
         if held_out.schema.num_classes == 2
         else None,
@@ -269,7 +269,7 @@ def features(sample: Sample, chosen: Ints) -> Floats:
     return np.concatenate([z[:, chosen], z[:, layout.missing]], axis=1)
 
 
-def _predicted(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
+def _prediction_scores(held_out: Sample, tables: Mapping[str, Sample], name: str) -> dict[str, Any]:
     predicted = predictions(tables[TRAINING].codes(name), tables[SYNTHETIC].codes(name), held_out.codes(name))
     return {key: getattr(predicted, key) for key in ("mean_real", "mean_synthetic", "mean_absent_zero", "skipped")} | {
         "codes": len(predicted.codes)
@@ -298,8 +298,8 @@ def heat_map(real: Sample, synthetic: Sample) -> dict[str, Any] | None:
     order = np.sort(np.argsort(-strength, kind="stable")[:MOST_CORRELATED])
     return {
         "columns": [names[chosen[i]] for i in order],
-        "held_out": _rounded(matrix[np.ix_(order, order)]),
-        "synthetic": _rounded(pearson(synthetic.numbers(telling)[:, chosen[order]])),
+        "held_out": _round(matrix[np.ix_(order, order)]),
+        "synthetic": _round(pearson(synthetic.numbers(telling)[:, chosen[order]])),
     }
 
 
@@ -373,8 +373,8 @@ def _course(records: pd.DataFrame, column: Column, by: Column, arm: str) -> list
     quartiles = np.full((3, values.shape[1]), np.nan)
     if seen.any():
         quartiles[:, seen] = np.nanquantile(values[:, seen], QUANTILES, axis=0)
-    return _rounded(quartiles)
+    return _round(quartiles)
 
 
-def _rounded(table: Floats) -> list[list[float | None]]:
+def _round(table: Floats) -> list[list[float | None]]:
     return [[float(round(cell, 4)) if np.isfinite(cell) else None for cell in row] for row in table]

@@ -41,7 +41,7 @@ class Table:
     note: What a reader of the table must know, as sentences.
 
     Examples:
-        >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).shown()
+        >>> Table("ages", "Age by arm", ("Arm", "Mean"), (("aspirin", 71.66),), {"Mean": ".1f"}).texts()
         [['aspirin', '71.7']]
     """
 
@@ -52,7 +52,7 @@ class Table:
     formats: Mapping[str, str] = field(default_factory=dict)
     note: str = ""
 
-    def shown(self) -> list[list[str]]:
+    def texts(self) -> list[list[str]]:
         """The cells as texts; without a value a dash."""
         return [
             [_text(cell, self.formats.get(heading, "")) for heading, cell in zip(self.columns, row, strict=True)]
@@ -129,7 +129,7 @@ class Statistic(Sums):
             except DataError as error:
                 refused = f"No result: {error}"
         result = result or Result(self.config.task, ())
-        tables = [asdict(table) | {"shown": table.shown()} for table in result.tables]
+        tables = [asdict(table) | {"shown": table.texts()} for table in result.tables]
         return {"analysis": {"task": self.config.task, "refused": refused, **asdict(result), "tables": tables}}
 
 

@@ -46,7 +46,7 @@ class Lloyd:
         """The (k, d) ``centres``, the (d,) ``middle`` and ``spread`` of their scale; nothing in a round that measures."""
         if self.measures and round == 1:
             return {}
-        return {"centres": state.get("centres", self.start), **self.numbers.asked(state)}
+        return {"centres": state.get("centres", self.start), **self.numbers.scale_of(state)}
 
     def size(self, round: int, question: Arrays) -> int:
         """Of each number that it is there, it and its square; then of each cluster one, where its patients lie, and how far."""
@@ -68,7 +68,7 @@ class Lloyd:
         """
         if self.measures and round == 1:
             return mean_of_rows(self.numbers.moments(z), patient, patients)
-        scaled, there, (k, d) = self.numbers.scaled(z, question), self.numbers.present(z), self.start.shape
+        scaled, there, (k, d) = self.numbers.rescale(z, question), self.numbers.present(z), self.start.shape
         if question.get("centres", np.zeros(0)).shape != (k, d):
             raise ConfigError(f"The question's 'centres' must be {k} times {d} numbers.")
         away = np.stack([np.where(there, scaled - centre, 0.0) for centre in question["centres"]])
@@ -105,7 +105,7 @@ class Lloyd:
             noise: Standard deviation of the noise in each entry of ``mean``.
         """
         if self.measures and round == 1:
-            return state | self.numbers.measured(mean, noise)
+            return state | self.numbers.measure(mean, noise)
         asked, parts = self.question(round, state), mean.reshape(len(self.start), -1)
         filled = parts[:, 0] > _LEAST * noise
         share = np.where(filled, parts[:, 0] / _ONE, np.nan)

@@ -80,14 +80,14 @@ class Numbers:
             f"Exact sums would tell of fewer than {LEAST} patients here, as those nearest to a centre." if few else ""
         )
 
-    def asked(self, state: Arrays) -> Arrays:
-        """The (d,) ``middle`` and ``spread`` of the scale that a question is in: what ``measured`` made, or the schema's."""
+    def scale_of(self, state: Arrays) -> Arrays:
+        """The (d,) ``middle`` and ``spread`` of the scale that a question is in: what ``measure`` made, or the schema's."""
         begun = {"middle": np.zeros(len(self.places)), "spread": np.ones(len(self.places))}
         return {name: state.get(name, first) for name, first in begun.items()}
 
-    def scaled(self, z: Floats, question: Arrays) -> Floats:
+    def rescale(self, z: Floats, question: Arrays) -> Floats:
         """(n, d) the numbers in the question's scale. Raises ConfigError for a scale that is none."""
-        for name, value in self.asked({}).items():
+        for name, value in self.scale_of({}).items():
             given = question.get(name, np.zeros(0))
             if given.shape != value.shape or (name == "spread" and not (given > 0).all()):
                 raise ConfigError(f"The question's {name!r} must be {len(value)} numbers, spreads positive ones.")
@@ -99,7 +99,7 @@ class Numbers:
         x, there = z[:, self.places], self.present(z)
         return np.concatenate([there, there * x, there * x**2], axis=1) / float((3 * len(self.places)) ** 0.5)
 
-    def measured(self, mean: Floats, noise: float) -> Arrays:
+    def measure(self, mean: Floats, noise: float) -> Arrays:
         """Each number's mean and standard deviation (of divisor n), the public ones where noise hides that it is there."""
         times = (3 * len(self.places)) ** 0.5
         (there, total, square), error = mean.reshape(3, -1) * times, 2 * noise * times
@@ -139,7 +139,7 @@ class Products:
 
     def question(self, round: int, state: Arrays) -> Arrays:
         """The scale of the products; nothing in a round that measures it."""
-        return self.numbers.asked(state) if round == self.rounds else {}
+        return self.numbers.scale_of(state) if round == self.rounds else {}
 
     def size(self, round: int, question: Arrays) -> int:
         """Three for each number in a round that measures; else one, the numbers, and the upper triangle of their products."""
@@ -161,7 +161,7 @@ class Products:
         """
         if round < self.rounds:
             return mean_of_rows(self.numbers.moments(z), patient, patients)
-        x = self.numbers.scaled(z, question) / self.reach
+        x = self.numbers.rescale(z, question) / self.reach
         row, column, weight = self._triangle
         vectors = np.concatenate(
             [np.full((len(x), 1), _ONE), _NUMBERS * x, _PRODUCTS * weight * x[:, row] * x[:, column]], axis=1
@@ -193,7 +193,7 @@ class Products:
             noise: Standard deviation of the noise in each entry of ``mean``.
         """
         measured = (
-            self.numbers.measured(mean, noise) if round < self.rounds else {"sum": mean, "noise": np.array([noise])}
+            self.numbers.measure(mean, noise) if round < self.rounds else {"sum": mean, "noise": np.array([noise])}
         )
         return state | measured
 
@@ -243,7 +243,7 @@ class Components(Analysis):
         if not (total[0] > 3 * noise and count > 1.5):
             raise DataError("the noise hides how many patients have all of the columns; name fewer, or spend more.")
         self._check_variances(method, total, noise)
-        matrix = self._scaled(method, total, count)
+        matrix = self._scaled_matrix(method, total, count)
         values, vectors = spectrum(matrix)
         floor, spread = self._noise(method, total, noise, count)
         names, shown, private = method.numbers.names, min(_SHOWN, len(values)), self.noisy(noise)
@@ -286,7 +286,7 @@ class Components(Analysis):
                 f"the noise hides how much {', '.join(hidden)} varies; leave it out, or take scaling 'public'."
             )
 
-    def _scaled(self, method: Products, total: Floats, count: float) -> Floats:
+    def _scaled_matrix(self, method: Products, total: Floats, count: float) -> Floats:
         """The covariance matrix (of divisor n - 1), or the correlation matrix."""
         matrix = method.covariance(total)[1]
         deviations = np.sqrt(np.maximum(np.diag(matrix), 1e-12))
@@ -297,14 +297,14 @@ class Components(Analysis):
         """The 95 % quantiles of what noise like that of the sum does again: to the matrix, in its spectral norm, and to the
         (d, d) loadings."""
         matrix, rng, moved, shifted = (
-            self._scaled(method, total, count),
+            self._scaled_matrix(method, total, count),
             generator(self.config.seed, "components"),
             [],
             [],
         )
         vectors = spectrum(matrix)[1]
         for _ in range(_DRAWS if noise else 1):
-            again = self._scaled(method, total + noise * rng.standard_normal(len(total)), count)
+            again = self._scaled_matrix(method, total + noise * rng.standard_normal(len(total)), count)
             moved.append(float(np.abs(np.linalg.eigvalsh(again - matrix)).max()))
             others = spectrum(again)[1]
             shifted.append(np.abs(others * np.sign((others * vectors).sum(axis=0)) - vectors))

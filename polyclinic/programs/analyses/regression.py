@@ -102,7 +102,7 @@ class Regression(Analysis):
         )
         if self.meta != "none":
             title = f"Meta-analysis of each hospital's {title[0].lower()}{title[1:]}"
-            tables, forest = self._combined(method, state, notes)
+            tables, forest = self._combine(method, state, notes)
         else:
             scores = np.array([part["score"] for part in state["each"].values()])
             if self.errors == "robust" and len(scores) < 2:
@@ -138,7 +138,7 @@ class Regression(Analysis):
         numbers = {"forest": {"rows": forest, "ratio": ratio}} if forest else {}
         return Result(title, tuple(tables), numbers, tuple(notes))
 
-    def _combined(self, method: Method, state: State, notes: list[str]) -> tuple[list[Table], list[dict[str, Any]]]:
+    def _combine(self, method: Method, state: State, notes: list[str]) -> tuple[list[Table], list[dict[str, Any]]]:
         """Tables of the meta-analysis of hospitals' own fits, and the forest plot's lines. ``notes`` say who is left out."""
         fits: dict[str, dict[str, Row]] = {}
         for node in sorted(state["each"], key=int):

@@ -88,7 +88,7 @@ class Survival(Analysis):
         shown = {"survival": {name: curve for name, curve in curves.items() if not several or name != "all"}}
         shown |= {"survival-hospitals": at_hospitals} if at_hospitals else {}
         numbers = {
-            name: {"unit": counts.outcome.time.unit, "start": start, "curves": _drawn(some)}
+            name: {"unit": counts.outcome.time.unit, "start": start, "curves": _curve_points(some)}
             for name, some in shown.items()
         }
         if test:
@@ -175,7 +175,7 @@ def _curves(method: SurvivalCounts, curves: dict[str, Curve]) -> tuple[Table, Ta
     )  # fmt: skip
 
 
-def _drawn(curves: dict[str, Curve]) -> list[dict[str, Any]]:
+def _curve_points(curves: dict[str, Curve]) -> list[dict[str, Any]]:
     return [
         {"name": name, "edges": curve.edges.tolist(), "at_risk": curve.at_risk.tolist(), "events": curve.events.tolist(),
          **dict(zip(("survival", "low", "high"), curve.survival.tolist(), strict=True)),

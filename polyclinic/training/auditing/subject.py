@@ -220,7 +220,7 @@ def joined(patients: Rows, canaries: Rows, included: Bools) -> Rows:
         included: (canaries,) which take part.
     """
     extra = np.zeros((len(patients.y), canaries.x.shape[1] - patients.x.shape[1]))
-    return Rows.joined([replace(patients, x=np.hstack([patients.x, extra])), canaries.of_patients(included)])
+    return Rows.join([replace(patients, x=np.hstack([patients.x, extra])), canaries.of_patients(included)])
 
 
 def nobody(subject: Subject, extra: int = 0) -> Rows:
@@ -237,7 +237,7 @@ def neighbours(subject: Subject) -> dict[str, tuple[Rows, Rows]]:
     number = np.arange(company.patients)
     without = {f"patient {i + 1}": company.of_patients(number != i) for i in range(min(4, company.patients - 1))}
     return {**{name: (company, rest) for name, rest in without.items()},
-            **{name: (Rows.joined([company, stranger]), company) for name, stranger in strangers(subject)}}  # fmt: skip
+            **{name: (Rows.join([company, stranger]), company) for name, stranger in strangers(subject)}}  # fmt: skip
 
 
 def moves(pairs: Mapping[str, tuple[Rows, Rows]], seen: Reals) -> dict[str, float]:

@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from polyclinic.deployment.hospital import HospitalNode
-from polyclinic.deployment.monitoring.logs import LONGEST, Lines, encoded
+from polyclinic.deployment.monitoring.logs import LONGEST, Lines, encode_line
 from polyclinic.deployment.monitoring.relay import _read
 from tests.deployment.conftest import ROOT, Cli, init_arguments
 from tests.deployment.test_federation import wait_for
@@ -39,7 +39,7 @@ sys.exit(end_as(relay([sys.executable, "-c", *sys.argv[1:]], os.environ, Path.cw
 def events(text: str, *hidden: str) -> list[dict[str, Any]]:
     lines = Lines("north", hidden)
     found = [event for line in text.split("\n") for event in lines.feed(line)] + list(lines.flush())
-    return [json.loads(encoded(event)) for event in found]
+    return [json.loads(encode_line(event)) for event in found]
 
 
 def flower(level: int, message: str) -> str:

@@ -14,7 +14,7 @@ from polyclinic.ehr.anonymity import identifying, read_table, write_table
 from polyclinic.ehr.anonymity.classes import (
     Records,
     classes_of,
-    combined,
+    combine,
     equivalence_classes,
     l_diversity,
     spread,
@@ -29,10 +29,10 @@ from polyclinic.ehr.anonymity.hierarchies import (
     Prefix,
     Tree,
     coarser_column,
-    declared,
     default_hierarchy,
     doubling,
     ladder,
+    parse_hierarchy,
     read_hierarchies,
 )
 from polyclinic.ehr.anonymity.methods import Demand, Sensitive, Target, best_levels
@@ -81,7 +81,7 @@ def test_no_combination_of_levels_loses_less_than_the_one_that_is_chosen(
         losses = {}
         for levels in product(*(range(one.top + 1) for one in ladders)):
             numbers = [one.numbers[level] for one, level in zip(ladders, levels, strict=True)]
-            kept = demand.staying(combined(numbers))
+            kept = demand.staying(combine(numbers))
             if not demand.too_many(kept):
                 lost = [np.where(kept, one.losses[level][one.numbers[level]], 1.0).mean()
                         for one, level in zip(ladders, levels, strict=True)]  # fmt: skip
@@ -191,7 +191,7 @@ def test_a_model_learns_from_the_release_what_its_columns_still_tell() -> None:
         (Dates(), "1964-03-11", ["1964-03", "1964", "1960s"]),
         (Tree(groups=({"Europe": ("France",)}, {"Old world": ("Europe",)})), "France", ["Europe", "Old world"]),
         (Tree(groups=({"Europe": ("France",)},)), "Chile", ["other"]),
-        (declared("dx", {"kind": "codes", "system": "icd10"}), "E11.9", ["E11", "E00-E90"]),
+        (parse_hierarchy("dx", {"kind": "codes", "system": "icd10"}), "E11.9", ["E11", "E00-E90"]),
     ],
 )  # fmt: skip
 def test_labels(hierarchy: Any, cell: Any, labels: list[str]) -> None:

@@ -76,9 +76,11 @@ def test_whoever_shares_a_class_of_one_disease_is_known_without_being_found() ->
     ill = PATIENTS.assign(disease=PATIENTS["disease"].where(PATIENTS["sex"] == "f", "lung cancer"))
     release = anonymise(Records(ill.drop(columns="name"), QUASI), Target(2), hierarchies=HIERARCHIES)
     after = link(release.records, PATIENTS, QUASI, ["disease"])
-    assert after.re_identified.sum() == 0 and after.disclosed("disease").tolist() == (PATIENTS["sex"] == "m").tolist()
+    assert (
+        after.re_identified.sum() == 0 and after.is_disclosed("disease").tolist() == (PATIENTS["sex"] == "m").tolist()
+    )
     varied = anonymise(Records(ill.drop(columns="name"), QUASI, ["disease"]), Target(2, l=2), hierarchies=HIERARCHIES)
-    assert not link(varied.records, PATIENTS, QUASI, ["disease"]).disclosed("disease").any()
+    assert not link(varied.records, PATIENTS, QUASI, ["disease"]).is_disclosed("disease").any()
 
 
 def test_two_hospitals_releases_together_tell_what_neither_tells_alone() -> None:

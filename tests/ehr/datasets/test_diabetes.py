@@ -23,7 +23,7 @@ DIABETES, FIRST, ALL = (builtin()[name] for name in ("diabetes-130", "diabetes-1
 def _the_table_is_let_go() -> Iterator[None]:
     """The parsed table takes 200 MB, which later tests of the same process need not carry."""
     yield
-    diabetes._parsed.cache_clear()
+    diabetes._parse.cache_clear()
 
 
 def test_the_tables_have_the_published_totals(diabetes_files: Path) -> None:

@@ -110,7 +110,7 @@ def test_the_published_file_reads_as_the_copy_does(
     assert IST.available() and IST.fetch is not None and IST.fetch() == published.parent
     pd.testing.assert_frame_equal(IST.load(), expected)
     published.write_text("HOSPNUM,COUNTRY\n1,UK\n", encoding="utf-8")
-    ist._parsed.cache_clear()
+    ist._parse.cache_clear()
     with pytest.raises(DataError, match="not the published table of 19435 rows"):
         IST.load()
 

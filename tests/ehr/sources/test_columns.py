@@ -19,7 +19,7 @@ from polyclinic.ehr.sources.columns import (
     ColumnMapping,
     apply_mapping,
     conversion,
-    mapped,
+    map_columns,
     own_schema,
 )
 from polyclinic.ehr.sources.files import file_chunks
@@ -83,7 +83,7 @@ def mapping_of(folder: Path, text: str = MAPPING) -> ColumnMapping:
 def read(folder: Path, mapping: ColumnMapping, rows: str = ROWS, at_once: int = 3) -> pd.DataFrame:
     (folder / "records.csv").write_text(rows)
     chunks = file_chunks(folder / "records.csv", own_schema(mapping, SCHEMA), at_once)
-    return pd.concat([chunk.records for chunk in mapped(chunks, mapping, SCHEMA)], ignore_index=True)
+    return pd.concat([chunk.records for chunk in map_columns(chunks, mapping, SCHEMA)], ignore_index=True)
 
 
 def test_own_columns_become_the_schemas(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_mapped_records_are_a_shard_of_the_schema(tmp_path: Path) -> None:
     lines += [f"{n},{480 + n},193.3,98.6,99,{'MF'[n % 2]},401.9,{('alive', 'dead')[n % 2]},x" for n in range(40)]
     (tmp_path / "records.csv").write_text("\n".join(lines))
     chunks = file_chunks(tmp_path / "records.csv", own_schema(mapping, SCHEMA), 7)
-    shard = read_shard(mapped(chunks, mapping, SCHEMA), SCHEMA, "here")
+    shard = read_shard(map_columns(chunks, mapping, SCHEMA), SCHEMA, "here")
     back = decode(shard.x, SCHEMA)
     assert back["chol"].tolist() == pytest.approx([193.3 / 38.665] * 40) and set(back["sex"]) == {"male", "female"}
     assert back["smoker"].isna().all() and shard.patients == 40
@@ -116,7 +116,7 @@ def test_a_cell_that_does_not_fit_is_refused_by_row_and_never_shown(tmp_path: Pa
         (tmp_path / "records.csv").write_text(ROWS.replace("386.65", bad))
         chunks = file_chunks(tmp_path / "records.csv", own_schema(mapping, SCHEMA), 2)
         with pytest.raises(DataError, match=f"'chol', data row 3: the cell is {words}") as refused:
-            read_shard(mapped(chunks, mapping, SCHEMA), SCHEMA, "here")
+            read_shard(map_columns(chunks, mapping, SCHEMA), SCHEMA, "here")
         assert bad not in str(refused.value)
 
 

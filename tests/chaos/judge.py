@@ -87,14 +87,14 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
             away = {
                 drop["round"]
                 for drop in summary["dropouts"]
-                if drop["site"] == name and not charged[run, drop["round"]]
+                if drop["site"] == name and (run, drop["round"]) not in charged
             }
             most = spent
             if away and run in noise:
                 step = dpsgd_event(keys["training.sample-rate"], noise[run], keys["training.local-steps"])
                 paid = [event_from_json(event["event"]) for event in ledger.events()]
                 with_away = epsilon(dpa.ComposedDpEvent([*paid, *[step] * len(away)]), ledger.delta, *_BY)
-                most *= with_away / epsilon(dpa.ComposedDpEvent(paid), ledger.delta, *_BY)
+                most = most * with_away / epsilon(dpa.ComposedDpEvent(paid), ledger.delta, *_BY) if paid else with_away
             yield from _statement(name, run, summary["metrics"]["sites"], charged, released, own, keys, most)
 
 

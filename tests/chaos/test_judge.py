@@ -79,6 +79,11 @@ def test_nothing_is_said_of_a_run_whose_promises_held(tmp_path: Path) -> None:
     assert judged(tmp_path, Told()) == []
 
 
+def test_a_hospital_that_refused_and_charged_nothing_need_not_be_named(tmp_path: Path) -> None:
+    told = judged(tmp_path, Told((), (), (), joined=0, named=False, away=(0,)))
+    assert not [words for words in told if words.startswith("north")], told
+
+
 def test_a_run_may_count_a_round_of_no_answer_and_no_more(tmp_path: Path) -> None:
     away = Told((1, 2), ((1, "a"), (2, "b")), ((1, "a"), (2, "b")), joined=2, away=(3,))
     for folder, share in (("a", 1.2), ("b", 1.4)):

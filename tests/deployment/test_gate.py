@@ -1,6 +1,7 @@
 """Flower's own SuperLink application, asked from afar and from its own machine."""
 
 import asyncio
+import fcntl
 import hashlib
 import io
 import json
@@ -27,7 +28,7 @@ from polyclinic.deployment import submitters as module
 from polyclinic.deployment.bundles import own_bundle
 from polyclinic.deployment.certificates import make_node_key, read_public_key
 from polyclinic.deployment.coordinator import AUDIT
-from polyclinic.deployment.flower.superlink import guard, queue
+from polyclinic.deployment.flower.superlink import alone, guard, queue
 from polyclinic.deployment.submitters import FILE, NAME_HEADER, SIGNATURE_HEADER, TOLERANCE, SubmitterKey
 from polyclinic.privacy.secure.signatures import new_identity
 
@@ -351,3 +352,17 @@ def test_no_more_runs_go_at_once_than_the_file_says_and_others_wait_in_order() -
         assert state.stop_run(runs[0]) and begun() == runs[2]
     finally:
         runtime_handlers.acquire_task = own
+
+
+def test_no_second_superlink_serves_a_folder_whose_first_has_not_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "served").touch()
+    with (tmp_path / "served").open() as first:  # as another process would hold it: a lock of its own
+        fcntl.flock(first, fcntl.LOCK_EX)
+        with pytest.raises(SystemExit) as ended, alone(tmp_path):
+            pytest.fail("it serves")
+        assert ended.value.code == 2
+        assert capsys.readouterr().err.startswith(f"Another SuperLink still serves {tmp_path}; wait until")
+    with alone(tmp_path):
+        pass

@@ -7,6 +7,9 @@ end.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,8 @@ from polyclinic.deployment.flower.audit import Audit
 from polyclinic.deployment.flower.gate import Gate, networks
 from polyclinic.deployment.flower.keys import Keys
 from polyclinic.deployment.flower.refusals import explain
+from polyclinic.errors import ConfigError
+from polyclinic.files import locked
 
 
 def main() -> None:
@@ -33,7 +38,24 @@ def main() -> None:
     state = os.environ.get("POLYCLINIC_STATE")
     guard(os.environ.get("POLYCLINIC_CONTROL_FROM", ""), Path(state) if state else None)
     queue(runtime_handlers, int(os.environ.get("POLYCLINIC_AT_ONCE", "0")))
-    flower_superlink()
+    with alone(Path(state)) if state else nullcontext():
+        flower_superlink()
+
+
+@contextmanager
+def alone(state: Path) -> Iterator[None]:
+    """No other SuperLink serves this folder of state meanwhile; with one that does the process ends, exit code 2.
+
+    One that is asked to end leaves its port at once, and goes on until its runs have ended.
+    """
+    with ExitStack() as stack:
+        try:
+            refusal = f"Another SuperLink still serves {state}; wait until its runs have ended, or kill it."
+            stack.enter_context(locked(state / "served", refusal))
+        except ConfigError as error:
+            print(error, file=sys.stderr, flush=True)
+            sys.exit(2)
+        yield
 
 
 def guard(control_from: str, audited: Path | None = None) -> None:

@@ -163,7 +163,7 @@ def read_imputer(path: str) -> Imputer:
         >>> import tempfile
         >>> import numpy as np
         >>> path = Path(tempfile.mkdtemp()) / "imputer.json"
-        >>> Imputer.checked(("age", "crp"), np.array([0.1, -0.4]), np.eye(2)).write(path)
+        >>> Imputer.from_moments(("age", "crp"), np.array([0.1, -0.4]), np.eye(2)).write(path)
         >>> read_imputer(str(path)).features
         ('age', 'crp')
     """

@@ -128,7 +128,7 @@ def test_fault_11_an_accountant_of_another_package_shows_and_never_enforces(inst
     said = CliRunner().invoke(app, [*steps, "cheap", "--noise-multiplier", "1"])
     assert "≈ 0" in said.output and "enforces nothing" in said.output
     for more, words in ((["cheap", "--target-epsilon", "1"], "must be one of pld, rdp"),
-                        (["odd", "--noise-multiplier", "1"], "no epsilon"),
+                        (["odd", "--noise-multiplier", "1"], "is not an epsilon"),
                         (["ched", "--noise-multiplier", "1"], "Did you mean 'cheap'")):  # fmt: skip
         refused = CliRunner().invoke(app, [*steps, *more])
         assert isinstance(refused.exception, ConfigError) and words in str(refused.exception)

@@ -13,9 +13,10 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from polyclinic.evaluation.page import STYLE
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from polyclinic.evaluation.page import STYLE  # noqa: E402
 from tests.docs.test_docs import PICTURE, prepare, steps  # noqa: E402
 from tests.evaluation.browser import Tab, browser  # noqa: E402
 

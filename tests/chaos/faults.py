@@ -264,12 +264,12 @@ def _restore(place: Place, strike: Strike) -> str:
     _soon(lambda: not (hospital.home / "filler").exists())  # another fault's, which needs the disk
     journal = federation / f"journal-{time.time_ns()}"
     journal.write_bytes((hospital.home / JOURNAL).read_bytes() if (hospital.home / JOURNAL).exists() else b"")
-    told = restore_hospital(backup, restored, journal)
+    result = restore_hospital(backup, restored, journal)
     hospital.forget()
     shutil.copytree(restored / "home", hospital.home, dirs_exist_ok=True)
     resume(hospital.home)
     place.start(strike.hospital)
-    return f"restored, {told['charges']} charges of the journal"
+    return f"restored, {result['charges']} charges of the journal"
 
 
 def _nothing(place: Place, strike: Strike) -> str:

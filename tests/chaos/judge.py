@@ -44,7 +44,7 @@ def _runs(results: Sequence[Path]) -> Iterable[str]:
 
 def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Iterable[str]:
     names, heard = place.node_names(), place.heard()
-    told = {folder.name: json.loads((folder / "summary.json").read_text()) for folder in results}
+    summaries = {folder.name: json.loads((folder / "summary.json").read_text()) for folder in results}
     noise = {reply["run"]: reply["noise_multiplier"] for reply in heard}
     for name, hospital in place.hospitals.items():
         own = [reply for reply in heard if names.get(reply["node"]) == name]
@@ -83,7 +83,7 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
         spent, least = ledger.spent(), _epsilon(own, released, keys)
         if least > spent * (1 + 1e-6):
             yield f"{name}: what was released costs epsilon {least:.4f}, the ledger says {spent:.4f}"
-        for run, summary in told.items():
+        for run, summary in summaries.items():
             away = {
                 drop["round"]
                 for drop in summary["dropouts"]

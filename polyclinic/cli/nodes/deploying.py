@@ -57,12 +57,7 @@ def serve_metrics(collector: Any, host: str, port: int) -> None:
     """Answer Prometheus until Ctrl-C or SIGTERM.
 
     Args:
-        collector: What gives the metrics.
-        host: The address to listen on.
-        port: The port to listen on.
-
-    Raises:
-        ConfigError: Host and port cannot be listened on.
+        collector, host, port: As in ``monitoring.metrics.serve``, with its errors.
     """
     from polyclinic.deployment.monitoring.metrics import serve
 

@@ -170,7 +170,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[Study, Parts]:
 def test_a_study_judges_each_method_at_each_seed_and_is_the_same_again(small: tuple[Study, Parts]) -> None:
     plan, parts = small
     found = study(parts, plan)
-    assert [(one.method, one.seed) for one in found] == [(method, seed) for seed in (0, 1) for method in ("moments", "free")]
+    assert [(one.method, one.seed) for one in found] == [
+        (method, seed) for seed in (0, 1) for method in ("moments", "free")
+    ]
     assert found[1].epsilon is None and found[0].epsilon is not None and found[0].epsilon <= 5.0
     for one in found:
         for kind in ("lr", "knn"):

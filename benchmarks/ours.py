@@ -31,11 +31,11 @@ class Clock(Progress):
         self.stamps: list[float] = []
         self.noise: float | None = None
 
-    def started(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
+    def on_start(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
         self.noise = privacy.noise_multiplier if privacy else None
         self.stamps.append(time.perf_counter())
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         self.stamps.append(time.perf_counter())
 
 

@@ -157,9 +157,9 @@ def _read(kind: type[Request], message: Message, context: Context, given: RunCon
         hospital = open_hospital(context, request, config)
         if refusal := _refused_submitter(hospital, request, config):
             return refusal
-        config = config.settled(hospital.schema)
+        config = config.for_schema(hospital.schema)
         if not config.privacy.delta:  # a run that names none has the policies'
-            config = config.changed({"privacy.delta": hospital.policy.delta})
+            config = config.with_values({"privacy.delta": hospital.policy.delta})
         call = Call(message.content, hospital, request, config)
         _check_people(call)
         return call

@@ -33,7 +33,7 @@ def pyproject(text: str) -> str:
     """``text`` with the section [tool.flwr.app.config] replaced by the defaults of ``RunConfig``."""
     head, rest = text.split(MARK, 1)
     tail = rest[rest.index("\n[") :] if "\n[" in rest else ""
-    return head + MARK + "".join(f"{key} = {_toml(value)}\n" for key, value in RunConfig.packaged().items()) + tail
+    return head + MARK + "".join(f"{key} = {_toml(value)}\n" for key, value in RunConfig.app_config().items()) + tail
 
 
 def _toml(value: object) -> str:
@@ -56,7 +56,7 @@ def reference() -> str:
 
 
 def _table(section: type[Keys], before: str) -> list[str]:
-    rows, varying = ["| key | default | meaning |", "|---|---|---|"], RunConfig.packaged()
+    rows, varying = ["| key | default | meaning |", "|---|---|---|"], RunConfig.app_config()
     for name, value in section().model_dump(by_alias=True).items():
         if isinstance(value, dict):
             continue

@@ -112,7 +112,7 @@ def cost(epsilon: float | None, share: float | None, exact: bool, budget: float 
     return epsilon
 
 
-def simulated(
+def simulated_hospitals(
     dataset: str, ledger: Path, *, relation: str | None = None, budget: float | None = None, **options: Any
 ) -> Target:
     """All hospitals of a dataset, as ``simulated_by`` has them.
@@ -139,10 +139,10 @@ def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, b
 
     Args:
         config: The configuration, whose ``privacy.delta`` must be the ledger's own where it is given.
-        ledger, relation, budget: As in ``simulated``.
+        ledger, relation, budget: As in ``simulated_hospitals``.
 
     Raises:
-        ConfigError: As of ``simulated``.
+        ConfigError: As of ``simulated_hospitals``.
     """
     if budget is not None and not budget > 0:
         raise ConfigError(f"budget must be positive, got {budget}.")
@@ -153,7 +153,7 @@ def simulated_by(config: RunConfig, ledger: Path, relation: str | None = None, b
             raise ConfigError(f"{name} is {wanted}, but the ledger {ledger} was begun with {getattr(begun, name)}.")
     if begun:
         delta, relation, budget = begun.delta, begun.relation, begun.budget if budget is None else budget
-    config = settle(config if delta is None else config.changed({"privacy.delta": delta}))
+    config = settle(config if delta is None else config.with_values({"privacy.delta": delta}))
     neighbours = cast(Relation, relation or "add-remove")
     check_terms(config.privacy.delta, "pld", neighbours)
     check_simulation(config)

@@ -49,11 +49,11 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 
-def pointed(text: object) -> str:
+def decimal_hint(text: object) -> str:
     """A sentence's end for text that is a number with a decimal comma, and "" for any other.
 
     Examples:
-        >>> pointed("3,5"), pointed("3;5")
+        >>> decimal_hint("3,5"), decimal_hint("3;5")
         (' with a point: 3.5', '')
     """
     is_number = re.fullmatch(r"-?\d*,\d+(e-?\d+)?", str(text), re.IGNORECASE)

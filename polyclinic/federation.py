@@ -147,7 +147,7 @@ class Federation:
     def __repr__(self) -> str:
         usual = {"task": RunConfig().task, "strategy": RunConfig().strategy}
         given = {
-            key: value for key, value in self.config.given().items() if key != "dataset" and usual.get(key) != value
+            key: value for key, value in self.config.minimal().items() if key != "dataset" and usual.get(key) != value
         }
         by_name = nested_keys({key.replace("-", "_"): value for key, value in given.items()})
         shown = [f"{key}={value!r}" for key, value in by_name.items()]
@@ -256,7 +256,7 @@ class Federation:
 
     def with_options(self, **options: Any) -> Federation:
         """The same federation with other configuration keys. Raises ConfigError for one that does not exist."""
-        return replace(self, config=RunConfig.build(self.config.given(), name_objects(options)))
+        return replace(self, config=RunConfig.build(self.config.minimal(), name_objects(options)))
 
     def run(
         self,
@@ -331,7 +331,7 @@ class Federation:
             _forget()
         check_names(config)
         partitioner = config.partitioner or dataset_of(config).default_partitioner
-        check_effects(config.changed({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
+        check_effects(config.with_values({"partitioner": partitioner}), (UNDER_FLOWER, AT_COORDINATORS, *EFFECTS))
         config = settle(config)  # counts patients, so that records are read from here on
         program = program_of(config)
         check_simulation(config)
@@ -339,11 +339,11 @@ class Federation:
         _check_gpus(config)
         check_model(program, dataset_of(config).schema)
         if config.privacy.dp:
-            (progress or Progress()).doing("calibrating the noise")
+            (progress or Progress()).on_step("calibrating the noise")
             noise = calibrate(config).noise_multiplier
             check_noise(program, dataset_of(config).schema, noise, simulated_patients(config))
         if config.central.on:
-            (progress or Progress()).doing("calibrating the central noise")
+            (progress or Progress()).on_step("calibrating the central noise")
             central_plan(config, simulated_sites(config))
         return config
 
@@ -385,7 +385,7 @@ class Federation:
         fixed = name_objects({key: value for key, value in flat.items() if key not in lists})
         # An object in a list may become settings of several keys: its name, and its arguments.
         axes = [[name_objects({key: value}) for value in values] for key, values in lists.items()]
-        return run_sweep(plan({**self.config.given(), **fixed}, axes, seeds, folds, same_split), jobs, watch).table
+        return run_sweep(plan({**self.config.minimal(), **fixed}, axes, seeds, folds, same_split), jobs, watch).table
 
     @staticmethod
     def resume(path: str | Path, *, progress: Progress | None = None) -> RunResult:
@@ -421,7 +421,7 @@ class Federation:
                 judge_run,  # with the report's scipy, only at the end of such a run
             )
 
-            (progress or Progress()).doing("judging synthetic patients")
+            (progress or Progress()).on_step("judging synthetic patients")
             judge_run(folder.path, full=False, seed=config.seed)
         return RunResult(folder, summary)
 

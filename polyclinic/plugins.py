@@ -133,7 +133,7 @@ def plugins() -> list[Plugin]:
     return listed + strays(GROUPS)
 
 
-def checked(plugin: Plugin) -> Plugin:
+def with_problem(plugin: Plugin) -> Plugin:
     """The same with why it cannot be used, if so; loads what another package brings, which runs that package's code."""
     if plugin.problem or not plugin.object:
         return plugin
@@ -279,7 +279,7 @@ def dataset_of(config: RunConfig) -> Dataset:
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else data.schema
     data = replace(data, schema=schema)
     if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:
-        data = data.labelled(names)
+        data = data.with_labels(names)
     return replace(data, schema=with_indicators(data.schema)) if config.data.imputation == "indicator" else data
 
 

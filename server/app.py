@@ -50,7 +50,7 @@ def coordinate(
     """
     with folder.held():
         watcher = Tracked(progress or Progress(), config, folder.path, resume)
-        watcher.opened(folder.path)
+        watcher.on_folder(folder.path)
         if resume:
             folder.write_resumption()
         places = Places(folder.sites, folder.checkpoint, folder.server_ledger, folder.waiting_file)
@@ -90,13 +90,13 @@ def _predictions(outcome: Outcome) -> pd.DataFrame | None:
 class _Logged(Progress):
     """Progress as Flower's log lines."""
 
-    def opened(self, folder: Path) -> None:
+    def on_folder(self, folder: Path) -> None:
         log(INFO, "%s%s", RESULTS, folder)
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         log(INFO, "Polyclinic: %s", what)
 
-    def started(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
+    def on_start(self, config: RunConfig, sites: Any, privacy: Any, engine: str | None) -> None:
         noise = (
             f"epsilon {config.privacy.epsilon:g}, noise multiplier {privacy.noise_multiplier:.3f}"
             if privacy
@@ -107,12 +107,12 @@ class _Logged(Progress):
         trained = f"engine {engine}, " if engine else ""
         log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         if state.unchanged and state.unchanged[-1]["round"] == state.round:
             log(INFO, "No model changed: %s", state.unchanged[-1]["reason"])
         log(WARNING if dropouts_of(state) else INFO, "%s", round_line(config, state))
 
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+    def on_dropouts(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
         for dropout in dropouts[:_MOST_LOGGED]:
             when = f"before round {dropout['round']}" if dropout["round"] else "before the first round"
             why = without_name(dropout["site"], dropout["reason"])

@@ -26,7 +26,7 @@ from polyclinic.runs.history import Extent, History
 from polyclinic.runs.json_text import json_text
 from polyclinic.server.accounts import Account
 from polyclinic.server.state import RunState
-from polyclinic.strategies.base.state import strategy_state, unsaved
+from polyclinic.strategies.base.state import strategy_state, unsaved_attributes
 from polyclinic.types import Arrays, under
 from polyclinic.wire.messages import site_home, state_file
 
@@ -50,7 +50,7 @@ def save_checkpoint(path: Path, state: RunState, strategy: Strategy, history: Hi
     if state.standardiser is not None:
         arrays |= {"standardiser/mean": state.standardiser[0], "standardiser/std": state.standardiser[1]}
     # What a strategy made after it began, and no checkpoint can hold: the run goes on, but cannot be resumed.
-    lost = unsaved(strategy)
+    lost = unsaved_attributes(strategy)
     accounts = {name: {site: dataclasses.asdict(account) for site, account in getattr(state, name).items()}
                 for name in _ACCOUNTS}  # fmt: skip
     records = {"row": state.rows, "strategy": state.strategy_metrics, "dropout": state.dropouts}

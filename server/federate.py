@@ -173,7 +173,7 @@ def federate(
     if config.central.on:
         central_plan(config, [site.name for site in enrolled.sites])
     engine = engine_of(program, enrolled.sites)
-    watcher.started(config, enrolled.sites, privacy, engine)
+    watcher.on_start(config, enrolled.sites, privacy, engine)
     plain = Run(grid, enrolled.sites, base, program, run, str(home), privacy=privacy)
     if before:
         state, history = before[:2]
@@ -181,7 +181,7 @@ def federate(
         here = _go_on(state, enrolled, config, run, home, privacy)
     else:
         if enrolled.dropouts:
-            watcher.dropped(enrolled.dropouts)
+            watcher.on_dropouts(enrolled.dropouts)
         check_model(program, enrolled.sites[0].schema)
         check_messages(base, program, grid, enrolled.sites)
         # Before anything is spent, so that a function that fails costs nothing.
@@ -201,7 +201,7 @@ def federate(
     if not before:
         records.save()
     if state.dropouts[shown:]:
-        watcher.dropped(state.dropouts[shown:])
+        watcher.on_dropouts(state.dropouts[shown:])
     done = run_rounds(begun, state, records.after_round, records.save)
     if state.saved < state.round:  # budgets stopped it
         records.save()
@@ -209,7 +209,7 @@ def federate(
     away = [Site.away(hospital, enrolled.sites[0].schema) for hospital in state.hospitals.values()]
     everyone = _all_of(done.sites, [*away, *here])
     if program.choice and done.learning:
-        watcher.doing("choosing among the generators")
+        watcher.on_step("choosing among the generators")
         select(done, state, done.learning, program.choice)
     count_lost_metrics(config, state, everyone)
     synthesizer = done.learning.synthesizer() if done.learning else None
@@ -346,13 +346,13 @@ class _Records:
     def after_round(self, state: RunState) -> None:
         config = self.run.config
         wait = monotonic() - self.saved_at < _SECONDS if self.patient else state.round % config.checkpoints.rounds_lost
-        due = not wait or state.round == config.rounds or self.watcher.stopping()
+        due = not wait or state.round == config.rounds or self.watcher.is_stopping()
         if due:
             self.save(state)
         try:
-            self.watcher.round_done(config, state)
+            self.watcher.on_round(config, state)
         except BaseException:
-            if not due and (self.patient or self.watcher.stopping()):  # it was asked for after the question above
+            if not due and (self.patient or self.watcher.is_stopping()):  # it was asked for after the question above
                 self.save(state)
             raise
 

@@ -111,7 +111,7 @@ def notes(outcome: Outcome, unchanged: Sequence[Mapping[str, Any]], comparison: 
     if state.released:
         sentences += _metrics_notes(outcome, simulated)
     learned = outcome.learning.state if outcome.learning else {}
-    sentences += filter(None, [outcome.program.chosen(outcome.sites[0].schema)])
+    sentences += filter(None, [outcome.program.why_model(outcome.sites[0].schema)])
     sentences += outcome.program.notes(learned, scored=any(state.released.values()))
     if comparison:
         sentences.append(

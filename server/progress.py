@@ -19,17 +19,17 @@ from polyclinic.training.stacked.engines import Engine
 class Progress:
     """Who watches a run. Every method does nothing; a subclass has those that it wants."""
 
-    def opened(self, folder: Path) -> None:
+    def on_folder(self, folder: Path) -> None:
         """The run's folder is there."""
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         """Something begins that takes a while."""
 
-    def stopping(self) -> bool:
-        """Whether the run is to stop after this round, whose checkpoint is then written; ``round_done`` stops it."""
+    def is_stopping(self) -> bool:
+        """Whether the run is to stop after this round, whose checkpoint is then written; ``on_round`` stops it."""
         return False
 
-    def started(
+    def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
         """Called when the hospitals have enrolled.
@@ -41,11 +41,11 @@ class Progress:
             engine: How the hospitals of a simulation train; None where they are real and choose for themselves.
         """
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         """``state`` is the run's after the round."""
 
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        """``dropouts``: those of before the next round, as in the run's summary; ``round_done`` sees those of each round."""
+    def on_dropouts(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        """``dropouts``: those of before the next round, as in the run's summary; ``on_round`` sees those of each round."""
 
 
 def round_line(config: RunConfig, state: RunState) -> str:
@@ -96,19 +96,19 @@ class OneLine(Progress):
     def __init__(self) -> None:
         self._width = 0
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         print(f"\r{what.ljust(self._width)}", end="", flush=True)
         self._width = len(what)
 
-    def started(
+    def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
-        self.doing(f"round 0 of {config.rounds}, {len(sites)} hospitals")
+        self.on_step(f"round 0 of {config.rounds}, {len(sites)} hospitals")
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         overall: dict[str, Any] = next((row for row in reversed(state.newest_rows()) if row["site"] == "pooled"), {})
         figures = [f"{name} {value:.3f}" for name, value in first_metrics(overall).items() if value]
         spent = [f"ε at most {max(state.epsilon.values()):.4g}"] if config.privacy.dp and state.epsilon else []
-        self.doing(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
+        self.on_step(", ".join([f"round {state.round} of {config.rounds}", *figures, *spent]))
         if state.round >= config.rounds:
             print(flush=True)

@@ -49,7 +49,7 @@ def summarise(outcome: Outcome, run_dir: Path, home: Path, comparison: dict[str,
         "run": str(run_dir), "rounds": state.round, "seed": config.seed, "strategy": config.strategy,
         "engine": outcome.engine, "learning_rate": state.learning_rate if stepwise else None,
         "dataset": config.dataset if simulated else outcome.sites[0].schema.name,
-        "model": outcome.program.called(site.schema),
+        "model": outcome.program.model_title(site.schema),
         "flow": flow.as_list() if flow else None,
         "metrics": {
             "pooled": _metrics(last.get("pooled"), by) | {"released": _is_pooled(outcome) if state.released else None},

@@ -214,28 +214,28 @@ class Tracked(Progress):
                 ) from None
             self._give_up(error)
 
-    def opened(self, folder: Path) -> None:
-        self._watcher.opened(folder)
+    def on_folder(self, folder: Path) -> None:
+        self._watcher.on_folder(folder)
 
-    def doing(self, what: str) -> None:
-        self._watcher.doing(what)
+    def on_step(self, what: str) -> None:
+        self._watcher.on_step(what)
 
-    def stopping(self) -> bool:
-        return self._watcher.stopping()
+    def is_stopping(self) -> bool:
+        return self._watcher.is_stopping()
 
-    def started(
+    def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
-        self._watcher.started(config, sites, privacy, engine)
+        self._watcher.on_start(config, sites, privacy, engine)
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         self._before = min(self._before, state.round - 1)
         if state.saved == state.round:
             self.tell(state)
-        self._watcher.round_done(config, state)
+        self._watcher.on_round(config, state)
 
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        self._watcher.dropped(dropouts)
+    def on_dropouts(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        self._watcher.on_dropouts(dropouts)
 
     def tell(self, state: RunState) -> None:
         """What the track does not have of the state's rounds; of one that is done again, what is true now."""

@@ -16,7 +16,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_metricrecords
 
 from polyclinic.errors import ConfigError
 from polyclinic.strategies import BUILT_IN
-from polyclinic.strategies.base.state import holders, unsaved
+from polyclinic.strategies.base.state import holders, unsaved_attributes
 from polyclinic.training.local import PLAIN, LocalHalf
 
 # They count on a mod at hospitals that clips, without which their noise is for a clip that did not happen; and what does not.
@@ -172,7 +172,7 @@ def make_strategy(kind: type[Strategy], options: dict[str, Any], run_values: Map
                 f"The strategy {kind.__name__} counts on a mod at hospitals that clips their models; for privacy of whole "
                 f"hospitals take central.epsilon, or Flower's {instead.__name__}."
             )
-    if lost := unsaved(made):
+    if lost := unsaved_attributes(made):
         raise ConfigError(
             f"The strategy {kind.__name__} has {', '.join(lost)}, which no checkpoint can hold; give the strategy the methods "
             "state() and restore(state), or name in not_saved what a resumed run makes anew."

@@ -67,7 +67,7 @@ class Scaffold(MovedMean):
 
         def round(self, sites: Sites) -> Trained:
             own = sites.state(_CONTROL, torch.zeros_like(sites.model))
-            correction, settings, models = sites.received(_CONTROL) - own, sites.settings, sites.model
+            correction, settings, models = sites.from_server(_CONTROL) - own, sites.settings, sites.model
             for _ in range(settings.local_steps):
                 models = sites.step(models, sites.gradient(models) + correction)
             if self.variate == "update":

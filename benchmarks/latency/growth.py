@@ -68,7 +68,7 @@ class Sizes(Progress):
     rounds: tuple[int, ...]
     seen: dict[int, dict[str, float]] = field(default_factory=dict)
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         if state.round in self.rounds:
             self.seen[state.round] = self.now()
 

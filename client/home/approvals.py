@@ -104,7 +104,7 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
             for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
                 path.with_name(f"{run_before}.json").unlink(missing_ok=True)
         # A configuration's own key is no question that the hospital is asked.
-        shown = {key: value for key, value in config.given().items() if key not in ELSEWHERE and key != "question"}
+        shown = {key: value for key, value in config.minimal().items() if key not in ELSEWHERE and key != "question"}
         shown |= {"question": question} if question else {}
         approval = Approval(run, name, "pending", shown, _code(config), _now().isoformat(timespec="seconds"))
         if before and before.state == "denied":

@@ -18,7 +18,7 @@ from polyclinic.ehr.datasets.dataset import Dataset
 from polyclinic.ehr.datasets.tables import SITE, hospital_files, own_patients
 from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Column, Schema
-from polyclinic.ehr.sources import typed
+from polyclinic.ehr.sources import typed_records
 from polyclinic.errors import ConfigError, DataError, several
 
 
@@ -70,7 +70,7 @@ def _dataset(files: tuple[tuple[str, str], ...], stamps: tuple[int, ...], of_tab
 
     def records_of(path: Path, hospital: HospitalFile) -> pd.DataFrame:
         chunks = own_records(hospital, path.parent.resolve(), schema)
-        parts = all_or_faults(partial(typed, chunk, schema) for chunk in chunks)
+        parts = all_or_faults(partial(typed_records, chunk, schema) for chunk in chunks)
         if not sum(map(len, parts)):
             raise DataError(f"{path}: there are no records.")
         return pd.concat(parts, ignore_index=True).assign(**{_SITE: hospital.site})

@@ -52,7 +52,7 @@ def check_submitter(hospital: Hospital, request: Request, config: RunConfig) -> 
             f"{hospital.site}: the policy takes runs that one of its submitters signed, and this one is of {whose}."
         )
     signature, key = config.participation.signature, submitters[name].key
-    identity = submission(config.given(), signature, bytes.fromhex(key))
+    identity = submission(config.minimal(), signature, bytes.fromhex(key))
     if not identity:
         raise BudgetRefused(
             f"{hospital.site}: the run's settings are not signed with the key that the policy has of {name!r}; submit it with "

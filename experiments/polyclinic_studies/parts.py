@@ -105,7 +105,7 @@ class _Told(Progress):
     def __init__(self, name: str, say: Say) -> None:
         self._name, self._say, self._done = name, say, 0
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         """A line after each tenth of the rounds."""
         self._done += 1
         if config.rounds >= 20 and self._done % max(1, config.rounds // 10) == 0:

@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 
 import polyclinic
 from polyclinic.cli.terminal import Stopped, loading, notes
-from polyclinic.errors import ConfigError, pointed
+from polyclinic.errors import ConfigError, decimal_hint
 
 # The first paragraph of each command's help, in the order of --help: what a newcomer needs comes first.
 COMMANDS = {
@@ -171,7 +171,7 @@ class Commands(TyperGroup):
                 if isinstance(error.param and error.param.type, click.types.FloatParamType)
                 else ""
             )
-            if (point := pointed(value)) and error.param:
+            if (point := decimal_hint(value)) and error.param:
                 raise ConfigError(
                     f"{error.param.opts[0]} has the value {value!r}, which must be a number{point}."
                 ) from None

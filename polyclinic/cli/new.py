@@ -117,7 +117,7 @@ def package(kind: str, name: str) -> dict[str, str]:
         )
     described, module = KINDS[kind], _module(name)
     class_name = "".join(part.capitalize() for part in name.split("-"))
-    config = RunConfig.packaged() | {"strategy": f"{module}:{class_name}"}
+    config = RunConfig.app_config() | {"strategy": f"{module}:{class_name}"}
     words = {
         "name": name, "module": module, "Name": class_name, "kind": kind, "group": described.group, "about": described.about,
         "config": tomli_w.dumps({"tool": {"flwr": {"app": {"config": nested_keys(config)}}}}),

@@ -20,13 +20,13 @@ def plugins(
     """
     with loading():
         from polyclinic.errors import ConfigError, nearest
-        from polyclinic.plugins import GROUPS, checked
+        from polyclinic.plugins import GROUPS, with_problem
         from polyclinic.plugins import plugins as known
 
     if group not in (None, *GROUPS):
         raise ConfigError(f"There is no group {group!r}; groups are {', '.join(GROUPS)}.{nearest(str(group), GROUPS)}")
     with json_alone(True):
-        listed = [checked(plugin) for plugin in known() if group in (None, plugin.group)]
+        listed = [with_problem(plugin) for plugin in known() if group in (None, plugin.group)]
     value = [
         {"group": p.group, "name": p.name, "package": p.package, "version": p.version, "object": p.object or None,
          "problem": p.problem or None}

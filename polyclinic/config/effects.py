@@ -140,4 +140,4 @@ def put_aside(config: RunConfig) -> list[str]:
 def _unusual_keys(config: RunConfig) -> list[str]:
     """Keys that are neither at their default nor at what is usual for the task and the strategy."""
     defaults = RunConfig().flat()
-    return [key for key, value in config.given().items() if value != defaults[key]]
+    return [key for key, value in config.minimal().items() if value != defaults[key]]

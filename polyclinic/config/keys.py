@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from polyclinic.config.reading import as_text
-from polyclinic.errors import ConfigError, nearest, pointed
+from polyclinic.errors import ConfigError, decimal_hint, nearest
 from polyclinic.toml import Declared
 
 Positive = Annotated[float, Field(gt=0)]
@@ -42,7 +42,7 @@ class Keys(Declared):
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
         message = message.partition(", unable to parse")[0]
-        message += pointed(first["input"]) if first["type"] == "float_parsing" else ""
+        message += decimal_hint(first["input"]) if first["type"] == "float_parsing" else ""
         message += "" if message.endswith((".", "?")) else "."
         if not first["loc"]:
             return f"Impossible configuration: {message}"

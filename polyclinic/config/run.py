@@ -280,7 +280,7 @@ class RunConfig(Keys):
         given = {key: value for key, value in flat_keys(values, SECTIONS).items() if value != "" or key not in _VARYING}
         given, defaults = _without_auto(given), _defaults(given)
         config = made(nested_keys(defaults | given))
-        for key in defaults.keys() - given.keys():  # ``settled`` may choose others
+        for key in defaults.keys() - given.keys():  # ``for_schema`` may choose others
             model, name = config._place(key)
             model.model_fields_set.discard(name)
         return config
@@ -392,7 +392,7 @@ class RunConfig(Keys):
         section, dot, inner = key.rpartition(".")
         return getattr(self, section) if dot else self, inner.replace("-", "_")
 
-    def changed(self, values: Mapping[str, Any]) -> RunConfig:
+    def with_values(self, values: Mapping[str, Any]) -> RunConfig:
         """The same with other values of keys, of which nothing is checked and from which nothing else follows."""
         top: dict[str, Any] = {}
         for key, value in flat_keys(values, SECTIONS).items():
@@ -412,7 +412,7 @@ class RunConfig(Keys):
         return field is not None and any(getattr(part, "func", None) is as_text for part in field.metadata)
 
     @classmethod
-    def packaged(cls) -> dict[str, Value]:
+    def app_config(cls) -> dict[str, Value]:
         """What Flower's configuration of the app holds: ``flat``, with an empty text for some keys.
 
         They are those for which tasks, models and strategies have defaults of their own. The empty text says that nobody gave a
@@ -423,10 +423,10 @@ class RunConfig(Keys):
     def for_flower(self, app: Mapping[str, Value] | None = None) -> dict[str, Value]:
         """What `--run-config` must say over an app's configuration, for ``from_flower`` to read this one.
 
-        app: every key of the app; None is ``packaged``.
+        app: every key of the app; None is ``app_config``.
         """
-        wanted = self.packaged() | self.given()
-        return {key: value for key, value in wanted.items() if value != (app or self.packaged())[key]}
+        wanted = self.app_config() | self.minimal()
+        return {key: value for key, value in wanted.items() if value != (app or self.app_config())[key]}
 
     @classmethod
     def from_flower(cls, values: Mapping[str, Any]) -> RunConfig:
@@ -436,7 +436,7 @@ class RunConfig(Keys):
         """
         return cls.build(values)
 
-    def given(self) -> dict[str, Value]:
+    def minimal(self) -> dict[str, Value]:
         """``flat`` with only what is not usual for what else is given: others then take their own defaults for the rest."""
         # Where the optimizer is open, other defaults may come to hold.
         values = self._given_values() if self.optimizer_is_open else self.flat()
@@ -448,7 +448,7 @@ class RunConfig(Keys):
         chosen = self.training.optimizer
         return given if _defaults(given)[_OPTIMIZER] == chosen else given | {_OPTIMIZER: chosen}
 
-    def settled(self, schema: Schema) -> RunConfig:
+    def for_schema(self, schema: Schema) -> RunConfig:
         """The same, with everything that is left open chosen for records of a schema.
 
         This is the optimizer of ``training.optimizer`` auto, the objective by name where it has defaults of its own, and the

@@ -34,7 +34,7 @@ def own_bundle() -> str:
         "tool": {"flwr": {"app": {
             "publisher": "polyclinic",
             "components": {"serverapp": "polyclinic.server_app:app", "clientapp": CLIENT_APP},
-            "config": RunConfig.packaged(),
+            "config": RunConfig.app_config(),
         }}},
     })  # fmt: skip
 

@@ -71,8 +71,8 @@ def submit(
     if app_dir is not None and not (app_dir / "pyproject.toml").is_file():
         raise ConfigError(f"{app_dir} is not a Flower app: it holds no pyproject.toml.")
     if key:
-        config = config.changed({SUBMITTER: key.name})
-        config = config.changed({SIGNATURE: sign_submission(config.given(), key.private)})
+        config = config.with_values({SUBMITTER: key.name})
+        config = config.with_values({SIGNATURE: sign_submission(config.minimal(), key.private)})
     # Where the SuperLink runs elsewhere, what is relative is so to the coordinator's folder there.
     out = config.out if caller.address else str(folder / Path(config.out).expanduser())
     keys = config.for_flower() | {"out": out}

@@ -292,7 +292,7 @@ class Schema(Declared):
             )
         return max(2, len(self.label.categories))
 
-    def labelled(self, names: Sequence[str]) -> Schema:
+    def with_labels(self, names: Sequence[str]) -> Schema:
         """The schema with these columns as its labels; the former ones are left out.
 
         Raises ConfigError for a name that is not a column, DataError for columns that no label can be.
@@ -300,7 +300,7 @@ class Schema(Declared):
         Examples:
             >>> columns = [Column(name="age", kind="integer", bounds=(0, 99)), Column(name="sex", kind="binary")]
             >>> schema = Schema(name="x", unit="record", columns=(*columns, Column(name="died", kind="binary", role="label")))
-            >>> [(column.name, column.role) for column in schema.labelled(["age"]).columns]
+            >>> [(column.name, column.role) for column in schema.with_labels(["age"]).columns]
             [('age', 'label'), ('sex', 'feature'), ('died', 'ignore')]
         """
         allowed = [column.name for column in self.columns]

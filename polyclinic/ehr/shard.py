@@ -22,7 +22,7 @@ from polyclinic.ehr.checks import identifiers, require_columns, texts
 from polyclinic.ehr.encoding import encode
 from polyclinic.ehr.faults import all_or_faults
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.sources.chunks import Chunk, typed
+from polyclinic.ehr.sources.chunks import Chunk, typed_records
 from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import ConfigError, DataError, several
 from polyclinic.types import Bools, Floats, Ints, Labels
@@ -237,7 +237,7 @@ def check_chunks(chunks: Iterable[Chunk], schema: Schema, source: str, missing: 
     """
 
     def check(chunk: Chunk) -> Checked:
-        records = typed(chunk, schema)
+        records = typed_records(chunk, schema)
         if missing is not None:
             missing.update(records.isna().sum().to_dict())
         return check_records(records, schema, chunk.source)

@@ -125,7 +125,7 @@ def _pooled_estimates(rows: Predictions, count: int, seed: int, by: Judge) -> tu
     worth = net_benefit(chance, event)
 
     def statistic(weights: Floats) -> Floats:
-        metrics = by.weighted(rows.labels, rows.scores, weights)
+        metrics = by.with_weights(rows.labels, rows.scores, weights)
         return np.concatenate([metrics, worth(weights)], axis=1) if binary else metrics
 
     values, draws = bootstrap(statistic, len(rows.labels), rng, count, rows.patient, rows.labels)
@@ -179,7 +179,7 @@ def judge(rows: Predictions, count: int, rng: np.random.Generator, by: Judge = C
     """
 
     def statistic(weights: Floats) -> Floats:
-        return by.weighted(rows.labels, rows.scores, weights)
+        return by.with_weights(rows.labels, rows.scores, weights)
 
     if count:
         classes = rows.labels if by.has_classes else None

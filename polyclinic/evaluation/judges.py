@@ -88,12 +88,12 @@ class Judge:
     """What predictions of one kind are judged by.
 
     Args:
-        titles: By metric, in the order of ``weighted``.
+        titles: By metric, in the order of ``with_weights``.
         headline: The two metrics that tables and figures show, the first of which orders hospitals.
         by_round: Those of each round, of which the second is the headline's first.
         of_groups: Those of groups of patients and of each hospital.
         compared: Those by which runs are compared.
-        weighted: Of labels (n, ...), predictions (n, C) and weights (B, n), at least 0, which say how often each row
+        with_weights: Of labels (n, ...), predictions (n, C) and weights (B, n), at least 0, which say how often each row
             counts. Gives (B, M) metrics, NaN where one is undefined.
         exact: Of labels and predictions, a hospital's own metrics of a round.
         calibrated: By metric of calibration its value where predictions are true.
@@ -106,7 +106,7 @@ class Judge:
     by_round: tuple[str, ...]
     of_groups: tuple[str, ...]
     compared: tuple[str, ...]
-    weighted: Weighted
+    with_weights: Weighted
     exact: Callable[[Labels, Floats], Metrics]
     calibrated: Mapping[str, float]
     has_classes: bool = False
@@ -146,15 +146,15 @@ def _ranks(objective: Objective) -> Judge:
         more = _rank_metrics(labels, scores, np.ones((1, len(labels))))[0] if defined else np.full(2, np.nan)
         return metrics | {name: _finite(value) for name, value in zip(_RANKS, more, strict=True)}
 
-    def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
+    def with_weights(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         return np.concatenate(
             [weighted_metrics(labels, scores, weights), _rank_metrics(labels, scores, weights)], axis=1
         )
 
     return Judge(
         _CLASSES | _RANKS, ("kappa", "accuracy"), ("loss", "kappa", "rank_error", *CLASSES.by_round[1:]),
-        ("kappa", "rank_error", "auroc", "calibration_in_the_large"), ("kappa", "brier", "calibration_error"), weighted, exact,
-        CLASSES.calibrated, True,
+        ("kappa", "rank_error", "auroc", "calibration_in_the_large"), ("kappa", "brier", "calibration_error"), with_weights,
+        exact, CLASSES.calibrated, True,
     )  # fmt: skip
 
 
@@ -170,9 +170,9 @@ def _rank_metrics(labels: Labels, scores: Floats, weights: Floats) -> Floats:
 
 
 def _numbers(objective: Objective) -> Judge:
-    weighted = partial(_number_metrics, objective)
+    with_weights = partial(_number_metrics, objective)
     shown = ("mae", "rmse", "r2", "calibration_in_the_large")
-    return _make_judge(_in_unit(_NUMBERS, objective), ("mae", "r2"), shown, weighted, CLASSES.calibrated, _curve_of)
+    return _make_judge(_in_unit(_NUMBERS, objective), ("mae", "r2"), shown, with_weights, CLASSES.calibrated, _curve_of)
 
 
 def _in_unit(titles: Mapping[str, str], objective: Objective) -> dict[str, str]:
@@ -185,17 +185,17 @@ def _in_unit(titles: Mapping[str, str], objective: Objective) -> dict[str, str]:
 
 def _quantiles(objective: Objective) -> Judge:
     quantiles = cast("Quantile", objective)
-    weighted, curve = partial(_quantile_metrics, quantiles), partial(_curve, quantiles.middle)
+    with_weights, curve = partial(_quantile_metrics, quantiles), partial(_curve, quantiles.middle)
     titles, level = _in_unit(_QUANTILES, objective), quantiles.at
     within = level[-1] - level[0] if len(level) > 1 else level[0]
     shown = ("mae", "pinball", "coverage", "loss")
-    return _make_judge(titles, ("mae", "pinball"), shown, weighted, {"coverage": within}, curve)
+    return _make_judge(titles, ("mae", "pinball"), shown, with_weights, {"coverage": within}, curve)
 
 
 def _counts(objective: Objective) -> Judge:
     counts = cast("Poisson", objective)
 
-    def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
+    def with_weights(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         mae, *rest = _number_metrics(objective, labels, scores, weights).T
         scale = 8 * counts.centre / (1 + counts.extra * counts.centre)
         deviance = scale * rest[list(_NUMBERS).index("loss") - 1]
@@ -203,7 +203,7 @@ def _counts(objective: Objective) -> Judge:
 
     shown = ("mae", "deviance", "r2", "calibration_in_the_large")
     return _make_judge(
-        _in_unit(_COUNTS, objective), ("mae", "deviance"), shown, weighted, CLASSES.calibrated, _curve_of
+        _in_unit(_COUNTS, objective), ("mae", "deviance"), shown, with_weights, CLASSES.calibrated, _curve_of
     )
 
 
@@ -250,7 +250,7 @@ def _quantile_metrics(objective: Quantile, labels: Labels, scores: Floats, weigh
 def _sets(objective: Objective) -> Judge:
     names = {f"{_OF_LABEL}{column}": f"AUROC of {column}" for column in objective.columns}
 
-    def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
+    def with_weights(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         total, areas, precisions = weights.sum(axis=1), [], []
         for label in range(scores.shape[1]):
             event = labels[:, label] > 0
@@ -264,7 +264,7 @@ def _sets(objective: Objective) -> Judge:
         return np.stack([*means, *(weights @ row / total for row in rows), *areas], axis=1)
 
     return _make_judge(
-        _SETS | names, ("auroc", "auprc"), ("auroc", "auprc", "brier", "calibration_in_the_large"), weighted, _IN_LARGE,
+        _SETS | names, ("auroc", "auprc"), ("auroc", "auprc", "brier", "calibration_in_the_large"), with_weights, _IN_LARGE,
         lambda labels, scores: (scores.ravel(), labels.ravel()),
     )  # fmt: skip
 
@@ -279,7 +279,7 @@ def _survival(objective: Objective) -> Judge:
     first = hazards.labels.index(hazards.time)
     ends = hazards.ends
 
-    def weighted(labels: Labels, scores: Floats, weights: Floats) -> Floats:
+    def with_weights(labels: Labels, scores: Floats, weights: Floats) -> Floats:
         time, event = labels[:, first], labels[:, 1 - first] > 0
         risk, seen, total = -scores.sum(axis=1), event & (time <= ends[-1]), weights.sum(axis=1)
         brier = survival.over_time(survival.brier_scores(time, event, scores, ends), ends)
@@ -297,13 +297,13 @@ def _survival(objective: Objective) -> Judge:
 
     shown = ("concordance", "auroc_over_time", "brier", "calibration_in_the_large")
     return _make_judge(
-        _SURVIVAL, ("concordance", "brier"), shown, weighted, _IN_LARGE,
+        _SURVIVAL, ("concordance", "brier"), shown, with_weights, _IN_LARGE,
         lambda labels, scores: (scores[:, -1], last_survival(labels)),
     )  # fmt: skip
 
 
 def _make_judge(
-    titles: Mapping[str, str], headline: tuple[str, str], of_groups: tuple[str, ...], weighted: Weighted,
+    titles: Mapping[str, str], headline: tuple[str, str], of_groups: tuple[str, ...], with_weights: Weighted,
     calibrated: Mapping[str, float],
     calibration: Callable[[Labels, Floats], tuple[Floats, Floats]] | None,
 ) -> Judge:  # fmt: skip
@@ -315,11 +315,11 @@ def _make_judge(
             raise ValueError(f"predictions of {len(scores)} rows do not match {len(labels)} labels")
         if not len(labels) or not np.isfinite(scores).all():
             return dict.fromkeys(by_round) | {"n": len(labels)}
-        values = dict(zip(titles, weighted(labels, scores, np.ones((1, len(labels))))[0], strict=True))
+        values = dict(zip(titles, with_weights(labels, scores, np.ones((1, len(labels))))[0], strict=True))
         return {name: _finite(values[name]) for name in by_round} | {"n": len(labels)}
 
     compared = (*headline, next(iter(calibrated)))
-    return Judge(titles, headline, by_round, of_groups, compared, weighted, exact, calibrated, False, calibration)
+    return Judge(titles, headline, by_round, of_groups, compared, with_weights, exact, calibrated, False, calibration)
 
 
 def _finite(value: float) -> float | None:

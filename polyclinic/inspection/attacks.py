@@ -48,7 +48,7 @@ _OF_CLASSES = ("classification", "binary")
 
 def attack_run(
     path: Path, *, seed: int = 0, shadows: int = 16, sensitive: Sequence[str] = (), delta: float | None = None,
-    canaries: int = 300, doing: Callable[[str], None] = lambda what: None,
+    canaries: int = 300, on_step: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Make every attack that fits a finished run, and return the content of ``attacks.json``.
 
@@ -61,14 +61,14 @@ def attack_run(
         sensitive: Columns to guess; empty chooses them.
         delta: Of the lower bounds; None takes the run's.
         canaries: Of the audit, 0 leaves it out.
-        doing: Called with the name of what is under way.
+        on_step: Called with the name of what is under way.
 
     Raises:
         ConfigError: As ``read_target`` and for a column that cannot be guessed.
     """
-    target = read_target(path, seed, delta, doing)
+    target = read_target(path, seed, delta, on_step)
     results = _attack_synthetic(target) if target.program.draws else _attack_model(target, shadows, sensitive)
-    doing("canaries")
+    on_step("canaries")
     audit, privacy = _audit(target, delta, canaries), target.summary.privacy
     whole: dict[str, Any] = {
         "run": str(target.run.path), "dataset": target.program.config.dataset, "seed": seed,
@@ -102,7 +102,7 @@ class Target:
 
     Attributes:
         delta: Of the lower bounds on epsilon.
-        doing: Told what is under way.
+        on_step: Called with the name of what is under way.
         left_out: Attacks that were not made, and why.
     """
 
@@ -112,7 +112,7 @@ class Target:
     hospitals: list[tuple[Rows, Rows]]
     seed: int
     delta: float
-    doing: Callable[[str], None]
+    on_step: Callable[[str], None]
     left_out: list[dict[str, str]] = field(default_factory=list)
 
     def leave_out(self, attack: str, why: str) -> None:
@@ -166,7 +166,7 @@ class Target:
 
 
 def read_target(
-    path: Path, seed: int = 0, delta: float | None = None, doing: Callable[[str], None] = lambda what: None
+    path: Path, seed: int = 0, delta: float | None = None, on_step: Callable[[str], None] = lambda what: None
 ) -> Target:
     """Return the run in ``path`` as the target of attacks.
 
@@ -174,7 +174,7 @@ def read_target(
         path: The run's folder, or one that holds it alone.
         seed: Of the attacks.
         delta: Of the lower bounds; None takes the run's, or the usual one where the run claims none.
-        doing: Called with the name of what is under way.
+        on_step: Called with the name of what is under way.
 
     Raises:
         ConfigError: When there is no finished run, and for one of real hospitals or of an analysis.
@@ -186,7 +186,7 @@ def read_target(
         raise ConfigError(f"{path} is a run of task {program.config.task}, which none of the attacks is made for.")
     hospitals = [simulation.rows(site) for site in simulation.shards]
     claimed = summary.privacy.delta if summary.privacy.private else None
-    return Target(run, program, summary, hospitals, seed, delta or claimed or _USUAL_DELTA, doing)
+    return Target(run, program, summary, hospitals, seed, delta or claimed or _USUAL_DELTA, on_step)
 
 
 def _attack_model(target: Target, shadows: int, sensitive: Sequence[str]) -> dict[str, Any]:
@@ -203,14 +203,14 @@ def _attack_model(target: Target, shadows: int, sensitive: Sequence[str]) -> dic
             target.leave_out(attack, "layers stay at hospitals, and what the server has of them was never trained")
     else:
         results["membership"] = _membership(target, shadows)
-        target.doing("secret columns")
+        target.on_step("secret columns")
         results["attributes"] = _attributes(target, secrets, background, attacked)
-    target.doing("gradients")
+    target.on_step("gradients")
     return results | {"gradients": _gradients(target)}
 
 
 def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
-    target.doing("membership by losses")
+    target.on_step("membership by losses")
     losses = [_losses(target, rows) for rows in (target.members, target.non_members)]
     judged = [_judge(target, "loss threshold", -losses[0], -losses[1])]
     judged += _inversion(target)
@@ -224,7 +224,7 @@ def _membership(target: Target, shadows: int) -> list[dict[str, Any]]:
             "LiRA", "the server makes the model of hospitals' sums, which shadow models of this kind do not"
         )
     else:
-        target.doing(f"membership by {shadows} shadow models")
+        target.on_step(f"membership by {shadows} shadow models")
         scores, inside = _lira(target, shadows)
         judged.append(_judge(target, "LiRA", scores[inside], scores[~inside]))
     return judged
@@ -323,7 +323,7 @@ def _gradients(target: Target) -> dict[str, Any] | None:
         return None
     noise = target.settings.noise_multiplier
     if noise is None:
-        noise = calibrate(settle(target.program.config.changed({"privacy.dp": True}))).noise_multiplier
+        noise = calibrate(settle(target.program.config.with_values({"privacy.dp": True}))).noise_multiplier
     rows, settings = target.members, replace(target.settings, noise_multiplier=noise)
     x, y = _one_each(rows, np.arange(rows.patients))
     plain = replace(
@@ -354,12 +354,12 @@ def _attack_synthetic(target: Target) -> dict[str, Any]:
 
     Raises ConfigError where there is none."""
     synthesizer, seed = target.run.synthesizer(), target.seed
-    target.doing("synthetic patients")
+    target.on_step("synthetic patients")
     drawn = synthesizer.sample(ROWS, generator(seed, "attacks", "synthetic"))
     synthetic = Table.of(*synthesizer.layout.features_and_labels(drawn), target.schema)
     members, others = (_table(rows, target) for rows in (target.members, target.non_members))
     near = [proximity(side, synthetic) for side in (members, others)]
-    target.doing("singling out, linking, inferring")
+    target.on_step("singling out, linking, inferring")
     risks = [
         identification.singling_out(synthetic, members, others, seed),
         identification.linkability(synthetic, members, others, seed),

@@ -46,9 +46,9 @@ def subject_of_config(config: RunConfig, seed: int | None = None, fault: Fault =
         ConfigError: For names that do not exist, a configuration without privacy, and an epsilon out of reach.
     """
     if not config.privacy.delta:
-        config = config.changed({"privacy.delta": usual_delta(_PATIENTS)})
+        config = config.with_values({"privacy.delta": usual_delta(_PATIENTS)})
     program = program_of(config)
-    if not config.privacy.dp and not program.published():
+    if not config.privacy.dp and not program.is_published():
         raise ConfigError("The configuration has dp = false: it claims no epsilon, so there is nothing to audit.")
     strategy_named(config.strategy)  # no server is built here, which would refuse an unknown one
     draw, noise = generator(0, "audit", "patients"), calibrate(config).noise_multiplier if config.privacy.dp else None
@@ -89,7 +89,7 @@ def subject_of_run(path: Path, seed: int | None = None, fault: Fault = NO_FAULT,
     run = Run.open(path)
     simulation, summary = run.simulation("audit its configuration in a simulation"), run.summary()
     noise, program = summary.privacy.noise_multiplier, program_of(simulation.config)
-    if not program.published() and (noise is None or summary.privacy.epsilon is None):
+    if not program.is_published() and (noise is None or summary.privacy.epsilon is None):
         raise ConfigError(
             f"{path} was trained without noise at the hospitals: it claims no epsilon for patients, so there is nothing to audit."
         )

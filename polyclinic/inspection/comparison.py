@@ -57,10 +57,10 @@ def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Prog
     """
     watcher, names, config = progress or Progress(), [site.name for site in sites], run.config()
     measure = _by_fitting(run, config, sites) or _by_repeating(config, grid_for)
-    watcher.doing(f"comparison: 1 of {len(names) + 1}, all patients without DP")
+    watcher.on_step(f"comparison: 1 of {len(names) + 1}, all patients without DP")
     without, alone = measure(names), {}
     for number, name in enumerate(names, start=2):
-        watcher.doing(f"comparison: {number} of {len(names) + 1}, {name} alone")
+        watcher.on_step(f"comparison: {number} of {len(names) + 1}, {name} alone")
         alone[name] = measure([name]).get(name, {})
     return {
         "without_dp": {
@@ -73,13 +73,13 @@ def compare(run: Run, grid_for: GridFor, sites: tuple[Site, ...], progress: Prog
 
 def _by_repeating(config: RunConfig, grid_for: GridFor) -> Measure:
     """The run again: without privacy of several hospitals, as it was of one alone."""
-    config = config.changed({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
+    config = config.with_values({"central.epsilon": 0.0, "secure.aggregation": False, "secure.noise": 0.0})
     single = {"participation.min-sites": 1, "participation.sites": 0, "participation.min-separation": 1}
 
     def measure(names: Sequence[str]) -> Metrics:
         if len(names) > 1:
-            return _metrics(config.changed({"privacy.dp": False}), grid_for)
-        return _metrics(config.changed(single), grid_for, names[0])
+            return _metrics(config.with_values({"privacy.dp": False}), grid_for)
+        return _metrics(config.with_values(single), grid_for, names[0])
 
     return measure
 
@@ -120,7 +120,7 @@ def beside(config: RunConfig, grid_for: GridFor, progress: Progress | None = Non
     watcher, flat = progress or Progress(), config.flat()
     by_method: dict[str, dict[str, Any]] = {}
     for number, method in enumerate(METHODS, start=1):
-        watcher.doing(f"baseline {number} of {len(METHODS)}: {method}")
+        watcher.on_step(f"baseline {number} of {len(METHODS)}: {method}")
         try:
             simple = RunConfig.build({key: flat[key] for key in _SHARED} | {"task": "synthesis", "model": method})
             rows = _metrics(simple, grid_for)

@@ -27,7 +27,7 @@ from polyclinic.synthesis.synthesizer import Synthesizer
 
 
 def judge_run(
-    path: Path, *, full: bool = True, seed: int = 0, doing: Callable[[str], None] = lambda what: None
+    path: Path, *, full: bool = True, seed: int = 0, on_step: Callable[[str], None] = lambda what: None
 ) -> dict[str, Any]:
     """Judge a simulated run, and return the content of ``quality.json``.
 
@@ -37,7 +37,7 @@ def judge_run(
         path: The run's folder, or one that holds it alone.
         full: Compute also what takes classifiers, up to a minute or two.
         seed: Of what is drawn.
-        doing: Called with the name of what is under way.
+        on_step: Called with the name of what is under way.
 
     Raises:
         ConfigError: Where there is no finished run of task synthesis, or one of real hospitals.
@@ -46,7 +46,7 @@ def judge_run(
     simulation = run.simulation("each judges at home with --hospital")
     synthesizer = run.synthesizer()
     schema, dataset = synthesizer.layout.schema, simulation.config.dataset
-    quality = _judge(synthesizer, schema, list(simulation.shards.values()), full, seed, doing)
+    quality = _judge(synthesizer, schema, list(simulation.shards.values()), full, seed, on_step)
     whole = {"run": str(run.path), "dataset": dataset, "hospital": None, "unit": schema.unit, **quality}
     write_file(run.quality_file, _json(whole))
     render_report(run.path)
@@ -55,7 +55,7 @@ def judge_run(
 
 def judge_at_home(
     path: Path, hospital: Path, out: Path, *, full: bool = True, seed: int = 0, force: bool = False,
-    doing: Callable[[str], None] = lambda what: None,
+    on_step: Callable[[str], None] = lambda what: None,
 ) -> dict[str, Any]:  # fmt: skip
     """Judge a run's generator beside one hospital's own patients, and return the content of ``quality.json``.
 
@@ -68,7 +68,7 @@ def judge_at_home(
         full: Compute also what takes classifiers, up to a minute or two.
         seed: Of what is drawn.
         force: Replace files that exist.
-        doing: Called with the name of what is under way.
+        on_step: Called with the name of what is under way.
 
     Raises:
         ConfigError: As ``judge_run``, and where the hospital's schema has other columns than the run's.
@@ -80,10 +80,10 @@ def judge_at_home(
     schema = Schema.from_toml(home / described.schema_)
     if schema.columns != synthesizer.layout.schema.columns:
         raise ConfigError(f"The schema of {hospital} has other columns than that of the run in {run.path}.")
-    doing("reading the hospital's records")
+    on_step("reading the hospital's records")
     split = run.config().split.rule
     shard = read_shard(own_records(described, home, schema), schema, described.site, described.data, split)
-    quality = _judge(synthesizer, schema, [shard], full, seed, doing)
+    quality = _judge(synthesizer, schema, [shard], full, seed, on_step)
     whole = {"run": str(run.path), "dataset": None, "hospital": described.site, "unit": schema.unit, **quality}
     write_outputs(
         {out: lambda path: write_quality_page(whole, path), out.with_name(run.quality_file.name): _json(whole)}, force
@@ -97,9 +97,9 @@ def _judge(
     shards: Sequence[Shard],
     full: bool,
     seed: int,
-    doing: Callable[[str], None],
+    on_step: Callable[[str], None],
 ) -> dict[str, Any]:
-    doing("drawing synthetic patients")
+    on_step("drawing synthetic patients")
     most = MOST_FULL if full else MOST
     held_out, training = Rows.join([shard.test for shard in shards]), Rows.join([shard.train for shard in shards])
     if not held_out.patients or not training.patients:
@@ -109,7 +109,7 @@ def _judge(
     if not np.isfinite(drawn).all():
         return {"undefined": "the generator has diverged, and its rows hold numbers that are not finite"}
     synthetic = Sample.of(*synthesizer.layout.features_and_labels(drawn), schema)
-    doing("comparing tables" + (", training classifiers" if full else ""))
+    on_step("comparing tables" + (", training classifiers" if full else ""))
     return {"undefined": None, **judge(real[0], real[1], synthetic, full=full, seed=seed)}
 
 

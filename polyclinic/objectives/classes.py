@@ -30,7 +30,7 @@ class _OfClasses(Objective):
     def check(self) -> None:
         if len(self.labels) != 1 or self.labels[0].kind not in self.kinds:
             kinds = " or ".join(map(repr, self.kinds))
-            raise self.refuse(f"which takes one label of kind {kinds}; {self.described()}{self.remedy}")
+            raise self.refuse(f"which takes one label of kind {kinds}; {self.label_kinds()}{self.remedy}")
 
     @property
     def classes(self) -> int:
@@ -124,7 +124,7 @@ class Binary(Classification):
     def check(self) -> None:
         super().check()
         if self.classes != 2:
-            raise self.refuse(f"which takes a label of two classes; {self.described()} with {self.classes}")
+            raise self.refuse(f"which takes a label of two classes; {self.label_kinds()} with {self.classes}")
 
     @property
     def outputs(self) -> int:

@@ -134,11 +134,11 @@ class Objective(ABC):
         """The one label, which has bounds. Raises ConfigError for other labels."""
         if len(self.labels) != 1 or self.labels[0].kind not in ("continuous", "integer"):
             raise self.refuse(
-                f"which takes one label of kind 'continuous' or 'integer'; {self.described()}{self.remedy}"
+                f"which takes one label of kind 'continuous' or 'integer'; {self.label_kinds()}{self.remedy}"
             )
         return self.labels[0]
 
-    def described(self) -> str:
+    def label_kinds(self) -> str:
         """The labels and their kinds, for a message."""
         kinds = ", ".join(f"{column.name!r} of kind {column.kind!r}" for column in self.labels)
         return f"the schema's label is {kinds}" if len(self.labels) == 1 else f"the schema's labels are {kinds}"

@@ -28,7 +28,7 @@ class MultiLabel(Objective):
         several = len(self.labels) > 1 and all(column.kind == "binary" for column in self.labels)
         if not several and [column.kind for column in self.labels] != ["code_set"]:
             raise self.refuse(
-                f"which takes several labels of kind 'binary' or one of kind 'code_set'; {self.described()}"
+                f"which takes several labels of kind 'binary' or one of kind 'code_set'; {self.label_kinds()}"
             )
 
     @property

@@ -71,7 +71,7 @@ class Hazards(Objective):
     def check(self) -> None:
         kinds = sorted(column.kind for column in self.labels)
         if len(kinds) != 2 or kinds[0] != "binary" or kinds[1] not in BOUNDED_KINDS:
-            raise self.refuse(f"which takes a time with bounds and a 'binary' event as labels; {self.described()}")
+            raise self.refuse(f"which takes a time with bounds and a 'binary' event as labels; {self.label_kinds()}")
         low, high = self.time.bounds or (0.0, 1.0)
         numbers = isinstance(self.edges, tuple) and all(isinstance(edge, int | float) for edge in self.edges)
         if numbers and len(self.edges) > _MOST_INTERVALS:

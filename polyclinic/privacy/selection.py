@@ -51,7 +51,7 @@ def best_of(
         >>> from polyclinic.privacy.ledger import Terms
         >>> from polyclinic.privacy.streams import keyed_stream
         >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
-        >>> best_of(3, lambda: [40, 90, 42], 0.5, ledger, keyed_stream(0, "choice"), run="sweep"), round(ledger.spent(), 2)
+        >>> best_of(3, lambda: [40, 90, 42], 0.5, ledger, keyed_stream(0, "choice"), run="sweep"), round(ledger.epsilon(), 2)
         (1, 0.5)
     """
     if candidates < 2:

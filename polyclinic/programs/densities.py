@@ -35,7 +35,7 @@ class Densities(Synthetic):
         >>> from polyclinic.config import RunConfig
         >>> program = Densities(RunConfig(task="synthesis", model="maf"))
         >>> schema = dataset_of(program.config).schema
-        >>> program.recipe(program.layout(schema)).transforms, program.chosen(schema)
+        >>> program.recipe(program.layout(schema)).transforms, program.why_model(schema)
         (3, '')
     """
 
@@ -52,7 +52,7 @@ class Densities(Synthetic):
             )
         return recipe
 
-    def chosen(self, schema: Schema) -> str:
+    def why_model(self, schema: Schema) -> str:
         """Which dependences layers of few units lose."""
         recipe = self.recipe(self.layout(schema))
         features = recipe.coordinates.features

@@ -114,7 +114,7 @@ class Games(Synthetic):
             most=self.choice.candidates if self.choice else 0,
         )  # fmt: skip
 
-    def published(self) -> bool:
+    def is_published(self) -> bool:
         return self.game(self.layout(dataset_of(self.config).schema)).published is not None
 
     def subject(self, claim: Claim) -> Subject:
@@ -206,7 +206,7 @@ class GameHalf(Half):
         critic = {name: value.astype(sent[name].dtype) for name, value in collected.mean.items()}
         if self.decay:
             critic = {name: value - value.dtype.type(self.decay) * sent[name] for name, value in critic.items()}
-        critic = game.clipped(critic)
+        critic = game.clip(critic)
         made = GeneratorState.from_flat(state["generator"])
         critic = penalise(self.play, critic, made, number, self.rate)
         steps, made = due(game, made, self.critic_steps)
@@ -224,7 +224,7 @@ class GameHalf(Half):
         last = GeneratorState.from_flat(state["generator"]).drawn_from(self.play.game)
         return self._rows(*(chosen or [last]))
 
-    def chosen(self, state: State, rounds: Sequence[int]) -> State:
+    def choose(self, state: State, rounds: Sequence[int]) -> State:
         return state | {"selected": [*rounds]}
 
     def candidates(self, state: State) -> dict[int, Synthesizer]:

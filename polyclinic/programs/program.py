@@ -139,7 +139,7 @@ class Half(ABC):
         """By round, in order, what hospitals may choose among in the end."""
         return {}
 
-    def chosen(self, state: State, rounds: Sequence[int]) -> State:
+    def choose(self, state: State, rounds: Sequence[int]) -> State:
         """The state after hospitals chose the candidates of these rounds, which draw from now on."""
         return state
 
@@ -250,12 +250,12 @@ class Program(ABC):
 
         return Classification(schema.labels)
 
-    def called(self, schema: Schema) -> str:
+    def model_title(self, schema: Schema) -> str:
         """The run's model in a reader's words: a linear layer is a regression by the name of its objective."""
         linear = self.judged and self.config.model == "logistic" and not self.draws
         return self.objective(schema).regression if linear else self.config.model
 
-    def chosen(self, schema: Schema) -> str:
+    def why_model(self, schema: Schema) -> str:
         """Why the run has the model of a run that names none, or what its model cannot hold, in a sentence; else empty."""
         return ""
 
@@ -435,7 +435,7 @@ class Program(ABC):
         """
         return None
 
-    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
+    def arrays_to_score(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
         """The arrays by which hospitals score their held-out patients; None where there is nothing to score with yet."""
         return model
 
@@ -444,7 +444,7 @@ class Program(ABC):
 
         Args:
             schema: Of the run.
-            arrays: As ``evaluated`` gives them.
+            arrays: As ``arrays_to_score`` gives them.
             rows: Of each site.
         """
         return self.plain_task(schema).evaluate(self.builder(schema), arrays, rows)
@@ -469,7 +469,7 @@ class Program(ABC):
         """
         self.task(schema).check(self.builder(schema), arrays, self.width(schema), self.config.training.engine, private)
 
-    def published(self) -> bool:
+    def is_published(self) -> bool:
         """Whether hospitals train as a publication has it, which keeps no epsilon."""
         return False
 

@@ -81,7 +81,7 @@ class Sums(Program):
         config, method = self.config, self.method(schema)
         if method.rounds != config.rounds:
             raise ConfigError(
-                f"Configuration key 'rounds' has the value {config.rounds}, but {self.called(schema)} asks for "
+                f"Configuration key 'rounds' has the value {config.rounds}, but {self.model_title(schema)} asks for "
                 f"{method.rounds} sums, one a round; set rounds to {method.rounds}."
             )
         if config.secure.aggregation and getattr(method, "separate", False):
@@ -183,7 +183,7 @@ class SyntheticSums(Sums, Synthetic):
         loud = [_LOUD.format(moved, self.config.model)] if moved > _MOVED else []
         return [*hidden, *loud, *left, *super().notes(state, scored)]
 
-    def chosen(self, schema: Schema) -> str:
+    def why_model(self, schema: Schema) -> str:
         usual = self.config.model == usual_method(schema) and not self.config.synthesis.options
         return why_usual(schema) if usual else ""
 

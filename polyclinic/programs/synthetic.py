@@ -58,7 +58,7 @@ class Synthetic(Program):
         """The keyword arguments of what draws rows. Raises ConfigError when their text is not ``key=value`` pairs."""
         return keyword_arguments(self.config.synthesis.options)
 
-    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
+    def arrays_to_score(self, model: Arrays, synthesizer: Synthesizer | None) -> Arrays | None:
         return judge(synthesizer, self.config.synthesis.rows, self.config.seed) if synthesizer else None
 
     def scores(self, schema: Schema, arrays: Arrays, rows: Sequence[Rows]) -> list[np.ndarray]:

@@ -175,7 +175,7 @@ class Run:
         """``config`` where what it leaves open is as it was chosen when the run began."""
         begun = self.config()
         config = config.taking(begun.training.optimizer).using(begun.model)
-        return config if config.privacy.delta else config.changed({"privacy.delta": begun.privacy.delta})
+        return config if config.privacy.delta else config.with_values({"privacy.delta": begun.privacy.delta})
 
     def check_method(self, chosen: str) -> None:
         """Raises ConfigError where hospitals, which are told no model, have ``chosen`` another than the run was begun with."""

@@ -270,7 +270,7 @@ def held_out_predictions(run: Run) -> tuple[pd.DataFrame, list[str]]:
         )
     simulation = run.simulation("their predictions are in its folder")
     synthesizer = run.synthesizer() if program.draws else None
-    arrays, rows = program.evaluated(run.arrays(), synthesizer), [simulation.rows(site)[1] for site in sites]
+    arrays, rows = program.arrays_to_score(run.arrays(), synthesizer), [simulation.rows(site)[1] for site in sites]
     if arrays is None:
         raise ConfigError(f"{run.path} stopped before there was a model to judge.")
     scores = program.scores(run.schema(), arrays, rows)

@@ -208,8 +208,8 @@ def settle(config: RunConfig) -> RunConfig:
         >>> config.privacy.delta, settle(config).privacy.delta
         (0.0, 0.0001)
     """
-    config = config.settled(SimulatedDataset.of(config).load().schema)
-    return config.changed({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
+    config = config.for_schema(SimulatedDataset.of(config).load().schema)
+    return config.with_values({"privacy.delta": simulated_delta(config)}) if config.privacy.dp else config
 
 
 def check_simulation(config: RunConfig) -> None:

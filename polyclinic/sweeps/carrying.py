@@ -37,13 +37,13 @@ class Outcome:
 class Watch:
     """Who watches a sweep. Every method does nothing; a subclass has those that it wants."""
 
-    def begun(self, total: int, finished: int) -> None:
+    def on_begin(self, total: int, finished: int) -> None:
         """``finished`` of ``total`` runs were there before."""
 
-    def started(self, planned: Planned) -> None:
+    def on_run(self, planned: Planned) -> None:
         """A run begins, or goes on."""
 
-    def ended(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         """A run finished or failed."""
 
 
@@ -80,19 +80,19 @@ def carry_out(
     ):
         before = _runs_in(folder)
         outcomes |= {key: Outcome(planned[key], run) for key, run in before.items() if key in planned and run.finished}
-        watch.begun(len(runs), len(outcomes))
+        watch.on_begin(len(runs), len(outcomes))
         todo = {
             key: (run.config, _checkpoint(before.get(key)))
             for run in in_order(runs) if (key := identity(run.config)) not in outcomes
         }  # fmt: skip
         calls = _calls_here if jobs == 1 else _calls_in_processes(jobs)
         try:
-            for key, result in calls(todo, execute, lambda key: watch.started(planned[key])):
+            for key, result in calls(todo, execute, lambda key: watch.on_run(planned[key])):
                 failed = isinstance(result, str)
                 outcomes[key] = Outcome(
                     planned[key], None if failed else Run(Path(result)), str(result) if failed else ""
                 )
-                watch.ended(outcomes[key])
+                watch.on_outcome(outcomes[key])
         except KeyboardInterrupt as stop:
             stop.__notes__ = [
                 f"{len(outcomes)} of {len(runs)} runs are done; the same command goes on with the others."

@@ -98,7 +98,7 @@ def plan(
         draws_splits = seeds > 1 and not same_split and config.split.seed == config.split.time == ""
         for seed, fold in product(range(config.seed, config.seed + seeds), range(folds) or [config.split.fold]):
             split_seed = str(seed) if draws_splits else config.split.seed
-            run = Planned(values, config.changed({"seed": seed, "split.seed": split_seed, "split.fold": fold}))
+            run = Planned(values, config.with_values({"seed": seed, "split.seed": split_seed, "split.fold": fold}))
             if runs.setdefault(identity(run.config), run) is not run:
                 raise ConfigError(f"Two runs of the sweep are the same, of {run}; give each value once.")
     return list(runs.values())

@@ -125,7 +125,7 @@ class Sites(ABC):
         """What each hospital kept under ``name``; of one that kept nothing yet, its row of ``first``, (S, ...)."""
 
     @abstractmethod
-    def received(self, name: str) -> Tensor:
+    def from_server(self, name: str) -> Tensor:
         """(1, P) What the strategy sent beside the model under ``name``, one of ``LocalHalf.receives``."""
 
     @abstractmethod

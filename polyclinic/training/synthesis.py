@@ -129,7 +129,7 @@ class SumsTask(Judged):
             raise ConfigError("public_patients is missing: a private sum needs a public divisor.")
         return [self._update(site, settings) for site in work]
 
-    def privatised(self, build: Builder, arrays: Arrays) -> list[str]:
+    def arrays_with_noise(self, build: Builder, arrays: Arrays) -> list[str]:
         """The arrays that records reach, through noise."""
         return [SUM]
 
@@ -315,7 +315,7 @@ class GameTask(Judged):
                 now.append(replace(site, rows=rows, public_patients=expected, sampling=keyed_stream(0, "all")))
             updates = classification.train(build, arrays, now, step_settings)
             if self.clips:
-                updates = [replace(update, arrays=game.clipped(update.arrays)) for update in updates]
+                updates = [replace(update, arrays=game.clip(update.arrays)) for update in updates]
             losses.append([update.loss for update in updates])
         means = np.mean(losses, axis=0)
         return [

@@ -24,7 +24,7 @@ def sign_submission(settings: Mapping[str, object], private: bytes) -> str:
     """The signature of a run's settings, and its time.
 
     Args:
-        settings: The configuration's ``given``, with the submitter's name.
+        settings: The configuration's ``minimal`` values, with the submitter's name.
         private: The submitter's Ed25519 private key, 32 bytes.
     """
     time = datetime.now(UTC).strftime(_TIME)
@@ -35,7 +35,7 @@ def submission(settings: Mapping[str, object], signature: str, public: bytes) ->
     """What identifies the submission of a run, in hexadecimal; empty where it is not signed with the key.
 
     Args:
-        settings: The ``given`` of the configuration that came from Flower, before what it leaves open was chosen.
+        settings: The ``minimal`` values of the configuration that came from Flower, before what it leaves open was chosen.
         signature: As ``sign_submission`` made it.
         public: The submitter's Ed25519 public key, 32 bytes.
     """

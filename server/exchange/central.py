@@ -128,7 +128,7 @@ def _statement(ledger: Ledger, **details: Any) -> dict[str, Any]:
     """The guarantee to whole hospitals, and how it was come by."""
     terms = ledger.terms
     return {
-        "epsilon": ledger.spent(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
+        "epsilon": ledger.epsilon(), "delta": terms.delta, "unit": terms.unit, "relation": terms.relation,
         "accountant": terms.accountant, "budget": terms.budget, **details, "ledger": statements([ledger])[0],
     }  # fmt: skip
 

@@ -97,7 +97,7 @@ class Learning(Wrapping):
 
     def choose(self, rounds: Sequence[int]) -> None:
         """Draw from the candidates of these rounds from now on."""
-        self.state = self.half.chosen(self.state, rounds)
+        self.state = self.half.choose(self.state, rounds)
 
 
 def _record(arrays: Mapping[str, np.ndarray]) -> ArrayRecord:

@@ -214,11 +214,11 @@ def settle(grid: Grid, config: RunConfig) -> RunConfig:
     wanted = max(config.sites, config.participation.min_sites)
     request = enrol_request("settle", config.out, trains=False)
     sites, _ = enrol(grid, request, wanted, config.timeout, simulates=getattr(grid, "simulates", True))
-    config = config.settled(sites[0].schema)
+    config = config.for_schema(sites[0].schema)
     if not without_delta:
         return config
     votes = Counter(site.delta for site in sites)
-    return config.changed({"privacy.delta": max(votes, key=lambda delta: (votes[delta], -delta))})
+    return config.with_values({"privacy.delta": max(votes, key=lambda delta: (votes[delta], -delta))})
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ def evaluate(run: Run, state: RunState, number: int, private: bool) -> list[dict
 
     by = run_judge(run)
     view = SiteGrid(run.grid, run.sites, request, state.beside())
-    model = run.program.evaluated(state.model, run.learning.synthesizer() if run.learning else None)
+    model = run.program.arrays_to_score(state.model, run.learning.synthesizer() if run.learning else None)
     state.predictions, state.score_counts, state.withheld = {}, {}, {}
     if model is None:
         return [{"round": number, "site": site.name} | dict.fromkeys(by.by_round) for site in run.sites]

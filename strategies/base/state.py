@@ -62,14 +62,14 @@ def strategy_state(strategy: Strategy) -> Arrays:
     return {_TREE: text} | {str(index): value for index, value in enumerate(arrays)}
 
 
-def unsaved(strategy: Strategy) -> list[str]:
+def unsaved_attributes(strategy: Strategy) -> list[str]:
     """The attributes that ``strategy_state`` cannot take along, though they are no configuration, each with its type.
 
     Examples:
         >>> from flwr.serverapp.strategy import FedAvg
         >>> strategy = FedAvg()
         >>> strategy.seen = iter([1, 2])
-        >>> unsaved(FedAvg()), unsaved(strategy)
+        >>> unsaved_attributes(FedAvg()), unsaved_attributes(strategy)
         ([], ['seen (list_iterator)'])
     """
     names = []

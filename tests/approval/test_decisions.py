@@ -80,7 +80,7 @@ def test_a_run_waits_until_it_is_approved_and_nothing_is_charged_before(hospital
     assert not (home / "ledger.sqlite").exists()
     decide(home, "trial-1", found.digest, "approved", 30.0)
     assert waits(enrols(hospital, config)) == ("", False)
-    assert not counts(hospital, config).has_error() and ledger(hospital).spent() > 0
+    assert not counts(hospital, config).has_error() and ledger(hospital).epsilon() > 0
     events = [(entry["event"], entry["kind"]) for entry in read_journal(home).entries if entry["kind"] == "approval"]
     assert events == [("pending", "approval"), ("approved", "approval")] and read_journal(home).intact
 
@@ -118,7 +118,7 @@ def test_a_run_that_was_approved_for_little_cannot_spend_more(hospital: Path) ->
     asked = StatisticsRequest(run="trial-1", site=0, noise_multiplier=2.0)
     reply = app.call_stack([message(asked, STATISTICS)], [context(hospital, config)])[0]
     assert reply.error.code == REFUSED and "The run may spend epsilon 1 at 'St. Elsewhere'" in reply.error.reason
-    assert not counts(hospital, config).has_error() and 0 < ledger(hospital).spent() < 1
+    assert not counts(hospital, config).has_error() and 0 < ledger(hospital).epsilon() < 1
 
 
 def test_a_run_whose_plan_costs_more_than_it_asks_for_is_refused_before_anybody_is_asked(hospital: Path) -> None:
@@ -164,11 +164,11 @@ def test_a_denial_stops_a_run_that_was_approved(hospital: Path) -> None:
     enrols(hospital, config)
     decide(home, "trial-1", approvals(home)[0].digest, "approved", 30.0)
     assert not counts(hospital, config).has_error()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     decide(home, "trial-1", "", "denied", 30.0, "the board has not met")
     assert counts(hospital, config).error.reason.endswith("the run was denied here: the board has not met.")
     assert waits(enrols(hospital, config)) == ("the run was denied here: the board has not met", False)
-    assert ledger(hospital).spent() == spent
+    assert ledger(hospital).epsilon() == spent
 
 
 def test_a_run_that_was_denied_stays_so_under_other_terms_until_these_are_approved(hospital: Path) -> None:
@@ -197,13 +197,13 @@ def test_a_run_is_stopped_also_where_none_needs_an_approval(tmp_path: Path) -> N
 def test_a_pause_holds_up_all_runs_and_charges_nothing(tmp_path: Path) -> None:
     hospital, config, home = make_hospital(tmp_path), RunConfig.build(RUN), tmp_path / "home"
     assert not counts(hospital, config).has_error()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     pause(home, "new records come in")
     assert waits(enrols(hospital, config)) == ("the hospital has paused: new records come in", True)
     for run in ("trial-1", "trial-2"):
         reply = counts(hospital, config, run)
         assert reply.error.code == REFUSED and "has paused: new records come in" in reply.error.reason
-    assert ledger(hospital).spent() == spent
+    assert ledger(hospital).epsilon() == spent
     resume(home)
     assert current_pause(home) is None and not counts(hospital, config, "trial-2").has_error()
     with pytest.raises(ConfigError, match="has not paused"):
@@ -271,7 +271,7 @@ def test_a_question_that_was_approved_is_answered_for_its_price_once(hospital: P
     replies = [app.call_stack([message(ask.model_copy(update={"plan": plan}), ASK)], [context(hospital, config)])[0]
                for plan in ("", "", plan_text([(gaussian_event(50.0), 1)]))]  # fmt: skip
     assert [reply.has_error() for reply in replies] == [False, False, True]
-    assert "The run may spend epsilon 0.0999" in replies[2].error.reason and ledger(hospital).spent() < 0.1
+    assert "The run may spend epsilon 0.0999" in replies[2].error.reason and ledger(hospital).epsilon() < 0.1
 
 
 def test_a_question_that_cannot_be_read_waits_for_nobody(hospital: Path) -> None:

@@ -49,11 +49,11 @@ def test_runs_of_one_month_share_its_limit_and_what_they_may_cost_alone_does_not
 ) -> None:
     hospital = limited(tmp_path, monkeypatch, "most-epsilon-per-month = 1.0")
     assert not counts(hospital, "first", 3.0).has_error()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     refused = counts(hospital, "second", 3.0)
     assert refused.error.code == REFUSED
     assert "All runs of thirty days may spend epsilon 1 at 'St. Elsewhere'" in refused.error.reason
-    assert ledger(hospital).spent() == spent
+    assert ledger(hospital).epsilon() == spent
     assert not counts(hospital, "third", 20.0).has_error()
 
 
@@ -102,5 +102,5 @@ def test_no_order_of_charges_passes_a_limit(asked: list[tuple[str, float]]) -> N
             rows = [event for event in book(path).events() if event["run"] == name]
             for row in rows:
                 own.charge(gaussian_event(row["event"]["noise_multiplier"]), "statistics", name, row["round"])
-            assert own.spent() <= 0.6 + 1e-9
-        assert book(path).spent() <= 1.0 + 1e-9
+            assert own.epsilon() <= 0.6 + 1e-9
+        assert book(path).epsilon() <= 1.0 + 1e-9

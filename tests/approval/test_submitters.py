@@ -44,13 +44,13 @@ def named(more: str = "") -> str:
 
 
 def signed(values: dict[str, Any] = RUN, name: str = "ada", private: bytes = ADA) -> RunConfig:
-    config = RunConfig.build(values).changed({SUBMITTER: name})
-    return config.changed({SIGNATURE: sign_submission(config.given(), private)})
+    config = RunConfig.build(values).with_values({SUBMITTER: name})
+    return config.with_values({SIGNATURE: sign_submission(config.minimal(), private)})
 
 
 def at(hospital: Path, config: RunConfig) -> Context:
     """The hospital's context with what Flower makes of a run that was submitted."""
-    return Context(1, 1, {"hospital": str(hospital)}, RecordDict(), RunConfig.packaged() | config.for_flower())
+    return Context(1, 1, {"hospital": str(hospital)}, RecordDict(), RunConfig.app_config() | config.for_flower())
 
 
 def enrols(hospital: Path, config: RunConfig, run: str = "trial-1") -> str:
@@ -67,7 +67,7 @@ def counts(hospital: Path, config: RunConfig, run: str = "trial-1", noise: float
 def test_a_run_that_a_submitter_signed_is_taken_and_nothing_else_is(tmp_path: Path) -> None:
     hospital, ours = make_hospital(tmp_path, named()), signed()
     assert enrols(hospital, ours) == "" and not counts(hospital, ours).has_error()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     unsigned = RunConfig.build(RUN | {"participation.submitter": "ada"})
     for config, words in [
         (
@@ -77,13 +77,13 @@ def test_a_run_that_a_submitter_signed_is_taken_and_nothing_else_is(tmp_path: Pa
         (signed(name="eve", private=new_identity()), "and this one is of 'eve'"),
         (signed(name="bob"), "not signed with the key that the policy has of 'bob'"),
         (unsigned, "not signed with the key that the policy has of 'ada'"),
-        (ours.changed({"rounds": 5}), "not signed with the key"),
-        (ours.changed({"privacy.epsilon": 2.0}), "not signed with the key"),
+        (ours.with_values({"rounds": 5}), "not signed with the key"),
+        (ours.with_values({"privacy.epsilon": 2.0}), "not signed with the key"),
     ]:
         assert words in enrols(hospital, config, "trial-2")
         reply = counts(hospital, config, "trial-2")  # a coordinator that lies may leave enrolment out
         assert reply.error.code == REFUSED and words in reply.error.reason
-    assert ledger(hospital).spent() == spent
+    assert ledger(hospital).epsilon() == spent
 
 
 def test_who_only_asks_for_the_schema_needs_no_signature_and_uses_none(tmp_path: Path) -> None:
@@ -214,7 +214,9 @@ def test_what_was_signed_arrives_by_flowers_run_config(values: dict[str, Any]) -
         config = signed(values)
     except ConfigError:
         return
-    arrived = RunConfig.from_flower(RunConfig.packaged() | config.for_flower() | {"out": "/elsewhere", "timeout": 3.0})
+    arrived = RunConfig.from_flower(
+        RunConfig.app_config() | config.for_flower() | {"out": "/elsewhere", "timeout": 3.0}
+    )
     signature, ours, others = arrived.participation.signature, public_identity(ADA), public_identity(BOB)
-    assert submission(arrived.given(), signature, ours) and not submission(arrived.given(), signature, others)
-    assert not submission(arrived.changed({"rounds": arrived.rounds + 1}).given(), signature, ours)
+    assert submission(arrived.minimal(), signature, ours) and not submission(arrived.minimal(), signature, others)
+    assert not submission(arrived.with_values({"rounds": arrived.rounds + 1}).minimal(), signature, ours)

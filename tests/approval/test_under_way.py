@@ -44,7 +44,7 @@ def test_a_message_that_waits_for_its_turn_is_refused_and_not_charged(
         and "the hospital has paused" in replies[0].error.reason
         or "denied" in replies[0].error.reason
     )
-    assert not (home / "ledger.sqlite").exists() or ledger(hospital).spent() == 0
+    assert not (home / "ledger.sqlite").exists() or ledger(hospital).epsilon() == 0
 
 
 def test_what_was_being_worked_on_stays_until_the_pause_ends_and_is_charged_once(hospital: Path) -> None:
@@ -59,7 +59,7 @@ def test_what_was_being_worked_on_stays_until_the_pause_ends_and_is_charged_once
     pause(home, "an audit")
     thread.join()
     assert replies[0].has_error() and "the hospital has paused: an audit" in replies[0].error.reason
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     assert spent > 0 and ask().has_error()
     resume(home)
-    assert not ask().has_error() and ledger(hospital).spent() == spent and len(ledger(hospital).events()) == 1
+    assert not ask().has_error() and ledger(hospital).epsilon() == spent and len(ledger(hospital).events()) == 1

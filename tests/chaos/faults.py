@@ -180,7 +180,7 @@ def _before_spent(place: Place, strike: Strike) -> None:
     terms = Terms(strike.hospital, policy.delta, policy.relation, "patient", policy.budget, policy.accountant)
     ledger = Ledger.open(hospital.home / "ledger.sqlite", terms)
     round = 0
-    while ledger.spent() < strike.random.uniform(0.7, 0.95) * BUDGET:
+    while ledger.epsilon() < strike.random.uniform(0.7, 0.95) * BUDGET:
         round += 1
         ledger.charge(gaussian_event(8.0), "train", "an earlier run", round)
     assert terms.delta == DELTA

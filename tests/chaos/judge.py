@@ -80,7 +80,7 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
         for entry in answered:
             if not charged[entry["run"], entry["round"]]:
                 yield f"{name}: round {entry['round']} of {entry['run']} was answered and not charged"
-        spent, least = ledger.spent(), _epsilon(own, released, keys)
+        spent, least = ledger.epsilon(), _epsilon(own, released, keys)
         if least > spent * (1 + 1e-6):
             yield f"{name}: what was released costs epsilon {least:.4f}, the ledger says {spent:.4f}"
         for run, summary in summaries.items():

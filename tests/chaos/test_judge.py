@@ -65,7 +65,7 @@ def judged(folder: Path, told: Told) -> list[str]:
         ledger.charge(STEP, "train", RUN, round)
     for round, digest in told.answered:
         append(folder, {"event": "answered", "kind": "train", "run": RUN, "round": round, "digest": digest})
-    site = {"epsilon": ledger.spent() * told.share, "rounds_joined": told.joined}
+    site = {"epsilon": ledger.epsilon() * told.share, "rounds_joined": told.joined}
     sites = {"north": site} if told.named else {"south": site}
     dropouts = [{"round": round, "site": "north", "reason": "no reply within 12 seconds"} for round in told.away]
     (result / "summary.json").write_text(

@@ -65,7 +65,7 @@ def test_verify_and_export_of_a_whole_ledger(path: Path, as_json: Command, comma
     found = as_json("ledger", "verify", str(path))
     assert set(found) >= {"site", "epsilon", "delta", "budget", "events", "intact", "findings"}
     assert found["risk"] == as_json("ledger", "show", str(path))["risk"]
-    assert found["intact"] and found["findings"] == [] and found["epsilon"] == Ledger.read(path).spent()
+    assert found["intact"] and found["findings"] == [] and found["epsilon"] == Ledger.read(path).epsilon()
     out = tmp_path / "out.json"
     assert as_json("ledger", "export", str(path), "--out", str(out)) == {
         "path": str(out), "sites": ["hospital-1"], "events": 3, "intact": True,

@@ -21,7 +21,7 @@ from polyclinic.client.app import app as hospital_app
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError
 from polyclinic.inspection.result import RunResult
-from polyclinic.plugins import checked, plugins
+from polyclinic.plugins import plugins, with_problem
 from polyclinic.strategies.registry import make_strategy
 from polyclinic.wire.messages import EnrolRequest, TrainRequest
 from tests.client.test_hospital import STRICT, context, make_hospital, message, model
@@ -67,7 +67,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 def test_each_is_found_by_its_name_and_loads(made: Path) -> None:
-    found = {plugin.name: checked(plugin) for plugin in plugins() if plugin.package in NAMES.values()}
+    found = {plugin.name: with_problem(plugin) for plugin in plugins() if plugin.package in NAMES.values()}
     assert {(plugin.group, name) for name, plugin in found.items()} == {
         (KINDS[kind].group, name) for kind, name in NAMES.items() if kind != "app"
     }

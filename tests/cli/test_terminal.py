@@ -126,8 +126,8 @@ def test_ctrl_c_while_a_line_is_written_stops_after_the_round() -> None:
     others, raw = set(threading.enumerate()), Interrupting()
     with LiveProgress(Console(file=io.TextIOWrapper(io.BufferedWriter(raw)))) as progress:
         progress._in_rounds = True
-        progress.doing("round 1")
-        assert progress.stopping()
+        progress.on_step("round 1")
+        assert progress.is_stopping()
         for thread in set(threading.enumerate()) - others:
             thread.join(10)
     assert b"round 1\nStopping after this round" in raw.said
@@ -227,7 +227,7 @@ def test_live_progress_shows_names_as_they_are(
     monkeypatch.setenv("COLUMNS", "200")
     with LiveProgress(console()) as progress:
         quick(progress=progress, rounds=1)
-        progress.doing("comparison: 2 of 5, [red]{x}[/red] alone")
+        progress.on_step("comparison: 2 of 5, [red]{x}[/red] alone")
     shown = capsys.readouterr().out
     assert "comparison: 2 of 5, [red]{x}[/red] alone" in shown and "1 round, engine linear" in shown
 

@@ -35,12 +35,12 @@ def change(folder: Path, how: str) -> None:
 def test_a_run_does_not_go_on_with_other_records_than_it_began_with(tmp_path: Path, how: str) -> None:
     hospital = make_hospital(tmp_path, ROOMY)
     assert train(hospital).has_content()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     change(tmp_path, how)
     for reply in (train(hospital), train(hospital, round=2)):  # neither the same round nor the next
         assert reply.error.code == FAILED and WORDS in str(reply.error.reason)
         assert not any(character.isdigit() for character in str(reply.error.reason))  # and nothing of how they changed
-    assert ledger(hospital).spent() == spent
+    assert ledger(hospital).epsilon() == spent
     assert train(hospital, run="another").has_content()
 
 

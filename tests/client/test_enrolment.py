@@ -111,15 +111,15 @@ def test_fault_43_a_budget_that_has_no_room_for_the_first_round_is_said_before_a
     """Statistics would fit into what is left, the first round would not."""
     hospital, config = make_hospital(tmp_path), RunConfig.build(RUN)
     statistics(hospital, "before")
-    spent, events = ledger(hospital).spent(), len(ledger(hospital).events())
+    spent, events = ledger(hospital).epsilon(), len(ledger(hospital).events())
     hospital.write_text(hospital.read_text().replace("budget = 2.0", f"budget = {spent + 0.3:.6g}"))
     refusal = str(
         enrol(hospital, RunConfig.build(RUN, {"privacy.epsilon": 5.0, "rounds": 1})).content[RECORD]["refusal"]
     )
     assert "The privacy budget of 'St. Elsewhere' refuses 'train' of round 1" in refusal and "allowed is" in refusal
-    assert ledger(hospital).spent() == spent and len(ledger(hospital).events()) == events
+    assert ledger(hospital).epsilon() == spent and len(ledger(hospital).events()) == events
     # The same budget lets the first of many rounds in, and a run that has begun is judged round by round.
-    assert enrol(hospital, config.changed({"privacy.epsilon": 0.1})).content[RECORD]["refusal"] == ""
+    assert enrol(hospital, config.with_values({"privacy.epsilon": 0.1})).content[RECORD]["refusal"] == ""
     assert (
         enrol(hospital, RunConfig.build(RUN, {"privacy.epsilon": 5.0, "rounds": 1}), "before").content[RECORD][
             "refusal"

@@ -56,7 +56,7 @@ def test_fault_39_threshold_models_read_no_held_out_cells(tmp_path: Path) -> Non
     """122 threshold models gave the histogram of held-out patients' ages, of which one round now answers one."""
     hospital = make_hospital(tmp_path, EXACT)
     train(hospital)
-    config = CONFIG.changed({"data.standardise": "none"})
+    config = CONFIG.with_values({"data.standardise": "none"})
     answered = [
         "accuracy" in evaluate(hospital, threshold(cut), config, round=number).content["metrics"]
         for number, cut in enumerate(np.arange(20.5, 90), start=1)
@@ -87,7 +87,7 @@ def test_fault_39_models_beside_the_one_that_is_scored_make_no_two_questions_one
 def test_fault_39_a_models_own_arrays_are_part_of_the_question(tmp_path: Path) -> None:
     """The shared model, and what a hospital keeps of it as its own, are two models for one charge."""
     hospital = make_hospital(tmp_path, ALL + "release-metrics = true\n")
-    own = RunConfig.build(CONFIG.given() | {"strategy": "ditto"})
+    own = RunConfig.build(CONFIG.minimal() | {"strategy": "ditto"})
     assert not train(hospital, config=own, local_half=True).has_error()
     shared = evaluate(hospital, threshold(50.5), own)
     mine = evaluate(hospital, threshold(50.5), own, own=True)
@@ -147,7 +147,7 @@ def _large_numbers(hospital: Path) -> Message:
 
 
 def _other_model(hospital: Path) -> Message:
-    return evaluate(hospital, config=CONFIG.changed({"model": "elsewhere:Net"}))
+    return evaluate(hospital, config=CONFIG.with_values({"model": "elsewhere:Net"}))
 
 
 @pytest.mark.parametrize("policy", [EXACT, STRICT], ids=["exact", "private"])
@@ -167,15 +167,15 @@ def test_private_metrics_leave_by_default_at_the_policys_price_and_cost_training
 ) -> None:
     hospital = make_hospital(tmp_path)
     train(hospital)
-    before = ledger(hospital).spent()
+    before = ledger(hospital).epsilon()
     content = evaluate(hospital).content
     assert set(content["metrics"]) == {"num-examples"} and content["metrics"]["num-examples"] == 1.0
     counts = content[COUNTS]["counts"].numpy()
     assert counts.shape == (1, 2, BINS) and counts.sum() == pytest.approx(50, abs=40)
-    assert ledger(hospital).spent() == before and purposes(hospital) == ["train"]
+    assert ledger(hospital).epsilon() == before and purposes(hospital) == ["train"]
     noise = Scores.within(2, 1.0, 1, Pricing(1e-3)).noise_multiplier
-    assert held_out(hospital).spent() == epsilon(gaussian_event(noise), 1e-3) <= 1.0
-    assert content[RECORD]["held-out-epsilon"] == held_out(hospital).spent()
+    assert held_out(hospital).epsilon() == epsilon(gaussian_event(noise), 1e-3) <= 1.0
+    assert content[RECORD]["held-out-epsilon"] == held_out(hospital).epsilon()
     assert held_out(hospital).budget == 2.0 and held_out(hospital).verify()
 
 
@@ -188,7 +188,7 @@ def test_the_same_question_gets_the_same_counts_and_another_is_paid_for_within_t
     assert COUNTS not in refused and "metrics-epsilon of 1" in str(refused[RECORD]["withheld"])
     # Fewer releases than were planned have less noise, and no more epsilon.
     assert COUNTS not in evaluate(hospital, threshold(60.0), round=3, private_evaluations=1).content
-    assert len(held_out(hospital).events()) == 2 and held_out(hospital).spent() <= 1.0
+    assert len(held_out(hospital).events()) == 2 and held_out(hospital).epsilon() <= 1.0
 
 
 def test_an_exhausted_budget_of_held_out_patients_withholds_metrics_and_training_goes_on(tmp_path: Path) -> None:
@@ -196,7 +196,7 @@ def test_an_exhausted_budget_of_held_out_patients_withholds_metrics_and_training
     assert COUNTS in evaluate(hospital, run="a").content
     refused = evaluate(hospital, run="b").content
     assert COUNTS not in refused and "privacy budget" in str(refused[RECORD]["withheld"])
-    assert held_out(hospital).spent() <= 1.2
+    assert held_out(hospital).epsilon() <= 1.2
     assert train(hospital, noise_multiplier=3.0).has_content()
 
 
@@ -209,7 +209,7 @@ def test_a_policy_may_let_no_private_metrics_leave(tmp_path: Path) -> None:
 
 def test_private_metrics_are_withheld_where_imputation_mixes_patients(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, STRICT + "allow-without-privacy = true\n")
-    config = RunConfig.build(CONFIG.given() | {"data.imputation": "mice", "privacy.dp": False})
+    config = RunConfig.build(CONFIG.minimal() | {"data.imputation": "mice", "privacy.dp": False})
     content = evaluate(hospital, config=config).content
     assert COUNTS not in content and "no epsilon holds" in str(content[RECORD]["withheld"])
 
@@ -228,7 +228,7 @@ def test_a_kill_between_charge_and_counts_keeps_the_charge_and_its_release_is_pa
     assert [event["purpose"] for event in held_out(hospital).events()] == ["private-metrics"]
     for _ in range(2):
         assert COUNTS in evaluate(hospital, private_evaluations=3).content
-    assert len(held_out(hospital).events()) == 2 and held_out(hospital).spent() <= 1.0
+    assert len(held_out(hospital).events()) == 2 and held_out(hospital).epsilon() <= 1.0
 
 
 def test_a_query_asks_held_out_patients_too_and_is_charged_to_their_account(tmp_path: Path) -> None:
@@ -237,8 +237,8 @@ def test_a_query_asks_held_out_patients_too_and_is_charged_to_their_account(tmp_
     question = AskRequest(run="q", site=0, question=write_question(Statistic("count", epsilon=0.5)))
     assert app(message(question, ASK), context(hospital)).has_content()
     assert [event["purpose"] for event in held_out(hospital).events()] == ["private-metrics", "query-count"]
-    assert 1.0 < held_out(hospital).spent() <= 2.0 and ledger(hospital).spent() == pytest.approx(0.5, abs=0.01)
+    assert 1.0 < held_out(hospital).epsilon() <= 2.0 and ledger(hospital).epsilon() == pytest.approx(0.5, abs=0.01)
     large = Statistic("count", where=("age > 50",), epsilon=1.4)
     refused = app(message(AskRequest(run="q", site=0, question=write_question(large)), ASK), context(hospital))
     assert refused.has_error() and "Held-out patients" in str(refused.error.reason)
-    assert ledger(hospital).spent() == pytest.approx(0.5, abs=0.01)
+    assert ledger(hospital).epsilon() == pytest.approx(0.5, abs=0.01)

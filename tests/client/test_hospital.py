@@ -115,7 +115,7 @@ def test_an_imputation_that_cannot_be_is_refused_before_the_ledger(tmp_path: Pat
     }
     Schema.from_dict(nullable).to_toml(tmp_path / "schema.toml")
     config = RunConfig.build(
-        CONFIG.given() | {"data.imputation": imputation, "privacy.dp": False, "data.imputer-file": "elsewhere.json"}
+        CONFIG.minimal() | {"data.imputation": imputation, "privacy.dp": False, "data.imputer-file": "elsewhere.json"}
     )
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0)
     reply = app(message(request, "train", model()), context(hospital, config))
@@ -142,14 +142,14 @@ def test_training_charges_the_steps_it_takes_before_it_replies(tmp_path: Path) -
     assert reply.content["metrics"]["steps"] == 3
     spent = epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3)
     assert reply.content[RECORD]["epsilon"] == pytest.approx(spent, rel=0.02)
-    assert ledger(hospital).spent() == pytest.approx(spent)
+    assert ledger(hospital).epsilon() == pytest.approx(spent)
 
 
 def test_fault_07_three_rounds_cost_more_than_one_and_equal_the_accountant(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n")
     for number in (1, 2, 3):
         assert train(hospital, 3, round=number).has_content()
-    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 9), 1e-3))
 
 
 def test_a_budget_refuses_with_one_sentence_and_nothing_changes(tmp_path: Path) -> None:
@@ -213,7 +213,7 @@ def test_a_convex_task_needs_the_policys_leave_and_is_charged_as_its_event(
     assert reply.content["metrics"] == {"steps": 1.0, "num-examples": 150.0}
     settings = train_settings(config, 1.2)
     assert settings.perturbation == noise
-    assert ledger(hospital).spent() == pytest.approx(epsilon(task_named(task).event(settings), 1e-3))
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(task_named(task).event(settings), 1e-3))
     again = app(message(request, "train", model()), context(hospital, config))
     np.testing.assert_array_equal(*(one.content["arrays"]["0.weight"].numpy() for one in (reply, again)))
     assert len(ledger(hospital).events()) == 1
@@ -254,7 +254,7 @@ def test_a_bad_cell_stops_enrolment_and_is_never_quoted(tmp_path: Path, caplog: 
 
 def test_a_run_cannot_name_code_that_the_policy_does_not_allow(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
-    evil = CONFIG.changed({"model": "antigravity:fly"})
+    evil = CONFIG.with_values({"model": "antigravity:fly"})
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.0, public_patients=10.0, learning_rate=0.5)
     reply = app(message(request, "train", model()), context(hospital, evil))
     assert "the policy allows the models logistic, mlp, tabular-resnet, ebm, trees, gru, transformer" in str(
@@ -332,7 +332,7 @@ def test_fault_14_statistics_are_noised_and_charged(tmp_path: Path) -> None:
     assert not np.array_equal(statistics(hospital, "one"), statistics(hospital, "two"))
     assert [event["purpose"] for event in ledger(hospital).events()] == ["statistics", "statistics"]
     # The second was not declared before the first was answered, which leaves three quarters of delta to the two.
-    assert ledger(hospital).spent() == pytest.approx(epsilon(gaussian_event(5.0, 2), 0.75 * 1e-3), rel=1e-3)
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(gaussian_event(5.0, 2), 0.75 * 1e-3), rel=1e-3)
 
 
 def test_a_question_asked_again_gets_the_same_reply_and_costs_nothing(tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_a_kept_reply_tells_what_has_been_spent_since(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, "budget = 9.0\ndelta = 1e-3\n")
     train(hospital)
     train(hospital, run="other")
-    assert train(hospital).content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).spent())
+    assert train(hospital).content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).epsilon())
     assert len(ledger(hospital).events()) == 2
 
 
@@ -425,7 +425,7 @@ def test_a_small_message_makes_no_hospital_build_a_huge_model(tmp_path: Path, ki
     """The arrays of the message are few; the configuration beside them describes 8 billion parameters, or more."""
     hospital, config = (
         make_hospital(tmp_path, STRICT + "most-parameters = 1000\n"),
-        RunConfig.build(CONFIG.given(), huge),
+        RunConfig.build(CONFIG.minimal(), huge),
     )
     request: Any = {
         "train": TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5),
@@ -486,9 +486,9 @@ def test_fault_22_kill_between_charge_and_reply_keeps_the_charge(tmp_path: Path)
     )
     done = python("-c", script, str(Path(__file__).parent), str(hospital))
     assert done.returncode == -signal.SIGKILL, done.stderr
-    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3))
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 3), 1e-3))
     assert train(hospital).has_content()
-    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 6), 1e-3))
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, 6), 1e-3))
     assert ledger(hospital).verify()
 
 
@@ -507,7 +507,7 @@ def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_p
     hospital = make_hospital(tmp_path, STRICT + ('allowed-models = ["brought"]\n' if allowed else ""))
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     for name in ("brought_net:net", "brought"):  # the same object under a name that the policy does not have
-        reply = app(message(request, "train", model()), context(hospital, CONFIG.changed({"model": name})))
+        reply = app(message(request, "train", model()), context(hospital, CONFIG.with_values({"model": name})))
         answered = allowed and name == "brought"
         assert reply.has_content() == answered, reply.error if reply.has_error() else name
         assert ("brought_net" in sys.modules) == answered
@@ -530,7 +530,7 @@ def test_a_name_of_an_installed_package_is_loaded_at_a_hospital_only_where_its_p
 def test_predictions_and_groups_leave_only_by_name(tmp_path: Path, policy: str, told: set[str] | None) -> None:
     hospital = make_hospital(tmp_path, STRICT + policy)
     train(hospital)  # only the outcome of a charged round is evaluated exactly
-    config = RunConfig.build(CONFIG.given() | {"evaluation.groups": "age"})
+    config = RunConfig.build(CONFIG.minimal() | {"evaluation.groups": "age"})
     question = message(EvaluateRequest(run="r", site=0, round=1), "evaluate", model())
     content = app(question, context(hospital, config)).content
     assert told == (set(content["predictions"]) if "predictions" in content else None)
@@ -548,5 +548,5 @@ def test_what_only_the_coordinator_or_a_simulation_resolves_is_not_loaded_at_a_h
     other = dict.fromkeys(("dataset", "strategy"), "coordinators_own:Thing")
     request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
     hospital = make_hospital(tmp_path)
-    reply = app(message(request, "train", model()), context(hospital, CONFIG.changed(other)))
+    reply = app(message(request, "train", model()), context(hospital, CONFIG.with_values(other)))
     assert reply.has_content() and "coordinators_own" not in sys.modules

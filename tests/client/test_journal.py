@@ -31,7 +31,7 @@ def test_every_message_and_its_answer_stand_in_order_with_what_the_ledger_said(t
     asked, answered, _, refused = journal.entries
     assert [entry["event"] for entry in journal.entries] == EVENTS and journal.intact and not journal.torn
     assert asked["kind"] == answered["kind"] == "train" and asked["round"] == 1 and asked["bytes"] > 0
-    assert answered["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=1e-3)
+    assert answered["epsilon"] == pytest.approx(ledger(hospital).epsilon(), rel=1e-3)
     assert "smallest-noise-multiplier" in refused["why"] and "digest" not in refused
     assert train(hospital).has_content() and train(hospital, round=3).has_content()
     again, other = [entry for entry in read_journal(tmp_path / "home").entries if entry["event"] == "answered"][1:]
@@ -72,7 +72,7 @@ def test_an_answer_whose_line_cannot_be_written_stays_here_and_stays_charged(tmp
     )
     done = python("-c", script, str(hospital))
     assert "journal cannot be written" in done.stdout, done.stderr
-    assert ledger(hospital).spent() > 0
+    assert ledger(hospital).epsilon() > 0
 
 
 @pytest.mark.parametrize("change", ["edit", "remove", "insert", "swap"])

@@ -23,7 +23,7 @@ from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, m
 from tests.nursery import python
 
 ROUND = dpsgd_event(0.2, 1.2, 3)
-FULL = CONFIG.changed({"training.sample-rate": 1.0})
+FULL = CONFIG.with_values({"training.sample-rate": 1.0})
 ROOT = Path(__file__).resolve().parents[2]
 LIFE = "budget = 2.5\ndelta = 1e-3\n"
 
@@ -56,7 +56,7 @@ def test_a_budget_is_for_life_and_a_statement_tells_its_runs_apart(tmp_path: Pat
     names = ["one", "two", "three"]
     done = [trained(train(hospital, 3, run=run, round=number)) for run in names for number in (1, 2, 3)]
     assert done == [True] * 3 * runs + [False] * 3 * (3 - runs)
-    assert epsilon(dpsgd_event(0.2, 1.2, 9 * runs), 1e-3) * (1 - 1e-9) <= ledger(hospital).spent() <= budget
+    assert epsilon(dpsgd_event(0.2, 1.2, 9 * runs), 1e-3) * (1 - 1e-9) <= ledger(hospital).epsilon() <= budget
     statement = with_details(statements([ledger(hospital)])[0])
     assert [run["run"] for run in statement["runs"]] == names[:runs]
     assert all(run["charges"] == 3 for run in statement["runs"])
@@ -74,8 +74,8 @@ def test_rounds_of_full_batches_use_the_budget_until_not_one_more_fits(tmp_path:
         for number in (1, 2, 3)
     ]
     assert done == sorted(done, reverse=True) and 3 < sum(done) < len(done)
-    assert ledger(hospital).spent() == pytest.approx(epsilon(gaussian_event(6.0, 3 * sum(done)), 0.75e-3), rel=1e-3)
-    assert ledger(hospital).spent() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (sum(done) + 1)), 0.75e-3)
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(gaussian_event(6.0, 3 * sum(done)), 0.75e-3), rel=1e-3)
+    assert ledger(hospital).epsilon() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (sum(done) + 1)), 0.75e-3)
 
 
 @pytest.mark.slow
@@ -99,7 +99,7 @@ def test_two_runs_at_once_never_spend_more_than_the_budget(tmp_path: Path) -> No
         one.stdin.flush()
     released = sum(int(one.communicate(timeout=240)[0]) for one in both)
     assert released == len(ledger(hospital).events()) > 2
-    assert ledger(hospital).spent() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (released + 1)), 0.75e-3)
+    assert ledger(hospital).epsilon() <= 2.5 < epsilon(gaussian_event(6.0, 3 * (released + 1)), 0.75e-3)
     assert verify_all(ledger(hospital).path)[0]["intact"]
 
 
@@ -125,13 +125,13 @@ def test_fault_22_a_kill_between_charge_and_release_never_leaves_a_release_unpai
     kill = "def kill():\n    os.kill(os.getpid(), signal.SIGKILL)\n"
     dying = python("-c", HEAD + kill + killed + "t.train(pathlib.Path(sys.argv[1]))\n", str(hospital))
     assert dying.returncode == -signal.SIGKILL
-    assert ledger(hospital).spent() == epsilon(ROUND, 1e-3)
+    assert ledger(hospital).epsilon() == epsilon(ROUND, 1e-3)
     first, again = train(hospital), train(hospital)
     for name, array in first.content["arrays"].items():
         assert np.array_equal(array.numpy(), again.content["arrays"][name].numpy())
     assert len(ledger(hospital).events()) == charges
-    assert ledger(hospital).spent() == epsilon(dpsgd_event(0.2, 1.2, 3 * charges), 1e-3)
-    assert first.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=0.02)
+    assert ledger(hospital).epsilon() == epsilon(dpsgd_event(0.2, 1.2, 3 * charges), 1e-3)
+    assert first.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).epsilon(), rel=0.02)
     assert verify_all(ledger(hospital).path)[0]["intact"]
 
 
@@ -148,14 +148,14 @@ def test_a_hospital_tells_where_its_patients_may_be_and_what_it_was_charged(tmp_
     for reply in (train(hospital, run="other", round=2), train(hospital), evaluate(hospital)):
         past = from_text(str(reply.content[RECORD]["charged"]))
         assert [count for _, count in flat(past)] == [3]
-        assert epsilon_of(past, ledger(hospital).terms) == ledger(hospital).spent()
+        assert epsilon_of(past, ledger(hospital).terms) == ledger(hospital).epsilon()
 
 
 def test_metrics_that_leave_are_in_the_statement_and_outside_epsilon(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path, LIFE + "release-metrics = true\n")
     for number in (1, 2):  # each evaluation is of a charged round
         train(hospital, round=number, noise_multiplier=3.0)
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     for number in (1, 2):
         assert "auroc" in evaluate(hospital, round=number).content["metrics"]
     told = with_details(statements([ledger(hospital)])[0])

@@ -71,7 +71,7 @@ def allowing(folder: Path, *names: str) -> Path:
 
 
 def with_mods(*mods: str) -> RunConfig:
-    return CONFIG.changed({"mods": ", ".join(mods)})
+    return CONFIG.with_values({"mods": ", ".join(mods)})
 
 
 def test_a_mod_sees_what_leaves_with_its_noise_and_not_where_the_files_are(tmp_path: Path) -> None:
@@ -81,14 +81,14 @@ def test_a_mod_sees_what_leaves_with_its_noise_and_not_where_the_files_are(tmp_p
     kind, config, arrays = SEEN.pop()
     assert kind == "train" and config == {}
     assert all(np.array_equal(value.numpy(), arrays[name]) for name, value in reply.content["arrays"].items())
-    assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).spent() > 0
+    assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).epsilon() > 0
 
 
 def test_the_ledgers_word_leaves_as_the_hospital_said_it(tmp_path: Path) -> None:
     hospital = allowing(tmp_path, f"{HERE}:zeros")
     reply = train(hospital, config=with_mods(f"{HERE}:zeros"))
     assert not any(value.numpy().any() for value in reply.content["arrays"].values())
-    assert reply.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=0.01)
+    assert reply.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).epsilon(), rel=0.01)
     # What the journal tells apart is what left.
     (tmp_path / "other").mkdir()
     other = make_hospital(tmp_path / "other")
@@ -103,7 +103,7 @@ def test_a_mod_that_asks_twice_gets_the_same_answer_for_one_charge(tmp_path: Pat
     (tmp_path / "other").mkdir()
     other = make_hospital(tmp_path / "other")
     train(other)
-    assert ledger(hospital).spent() == ledger(other).spent() and len(ledger(hospital).events()) == 1
+    assert ledger(hospital).epsilon() == ledger(other).epsilon() and len(ledger(hospital).events()) == 1
 
 
 def test_a_mod_that_the_policy_does_not_allow_is_refused_before_it_is_loaded(tmp_path: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_mod_cannot_have_the_hospital_spend_more(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     other = make_hospital(tmp_path / "other", rich)
     train(other, planned=4)
-    assert ledger(hospital).spent() == ledger(other).spent() and len(ledger(hospital).events()) == 1
+    assert ledger(hospital).epsilon() == ledger(other).epsilon() and len(ledger(hospital).events()) == 1
 
 
 @pytest.mark.parametrize(

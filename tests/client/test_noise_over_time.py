@@ -50,7 +50,7 @@ def beside_its_plan(event: DpEvent) -> float:
 
 
 def spent(hospital: Path) -> float:
-    return ledger(hospital).spent()
+    return ledger(hospital).epsilon()
 
 
 def test_the_process_is_paid_for_when_it_begins_and_then_no_more(tmp_path: Path) -> None:
@@ -94,10 +94,10 @@ def test_another_question_of_a_round_that_is_done_pays_for_a_new_process(
     ("noise", "config"),
     [
         (5.0, CONFIG),
-        (6.0, CONFIG.changed({"privacy.max-grad-norm": 5.0})),
-        (6.0, CONFIG.changed({"training.sample-rate": 0.5})),
-        (6.0, CONFIG.changed({"rounds": 40})),
-        (6.0, CONFIG.changed({"training.noise": "independent"})),
+        (6.0, CONFIG.with_values({"privacy.max-grad-norm": 5.0})),
+        (6.0, CONFIG.with_values({"training.sample-rate": 0.5})),
+        (6.0, CONFIG.with_values({"rounds": 40})),
+        (6.0, CONFIG.with_values({"training.noise": "independent"})),
     ],
 )
 def test_other_terms_halfway_pay_for_a_new_process(tmp_path: Path, noise: float, config: RunConfig) -> None:
@@ -138,7 +138,7 @@ def restore(backup: Path, home: Path) -> None:
 def test_fault_22_a_state_older_than_the_ledger_pays_for_a_new_process(tmp_path: Path, noise: str) -> None:
     """Rounds 2 and 3 left; with the files as they were after round 1, either is another use of the same steps."""
     hospital, home = make_hospital(tmp_path, "budget = 3.0\ndelta = 1e-3\n"), tmp_path / "home"
-    config = CONFIG.changed({"training.noise": noise})
+    config = CONFIG.with_values({"training.noise": noise})
     train(hospital, config)
     whole = spent(hospital)
     keep(home, tmp_path / "backup")
@@ -271,11 +271,11 @@ def test_a_process_that_was_killed_in_a_round_lets_the_next_one_go_on(tmp_path: 
 
 
 def test_a_process_is_made_for_the_epoch_that_its_batches_have() -> None:
-    bands = train_settings(CONFIG.changed({"training.noise": "banded"}), 6.0).noise
+    bands = train_settings(CONFIG.with_values({"training.noise": "banded"}), 6.0).noise
     assert bands is not None and bands.factorisation == Banded(12, 4)
-    made = train_settings(CONFIG.changed({"training.noise": "blt"}), 6.0)
+    made = train_settings(CONFIG.with_values({"training.noise": "blt"}), 6.0)
     assert made.noise is not None and made.noise.factorisation == Buffered(12, made.participation)
-    fewer = CONFIG.changed({"training.noise": "banded", "training.noise-options": "bands=2, restart=6"})
+    fewer = CONFIG.with_values({"training.noise": "banded", "training.noise-options": "bands=2, restart=6"})
     process = train_settings(fewer, 6.0).noise
     assert process is not None and process.factorisation == Banded(6, 2)
 

@@ -98,7 +98,7 @@ def test_a_damaged_imputer_and_its_path_stay_at_the_hospital(tmp_path: Path, cap
     hospital = make_hospital(tmp_path)
     hospital.write_text(hospital.read_text().replace("[policy]", 'imputer = "imputer.json"\n[policy]'))
     (tmp_path / "imputer.json").write_text(CANARY)
-    reply = enrol(hospital, CONFIG.changed({"data.imputation": "chained", "data.imputer-file": "anything"}))
+    reply = enrol(hospital, CONFIG.with_values({"data.imputation": "chained", "data.imputer-file": "anything"}))
     assert reply.error.reason == "the hospital's own files cannot be used; its own log says why"
     assert str(tmp_path / "imputer.json") in caplog.text
 
@@ -106,7 +106,7 @@ def test_a_damaged_imputer_and_its_path_stay_at_the_hospital(tmp_path: Path, cap
 def test_a_damaged_optimizer_state_and_its_path_stay_at_the_hospital(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    hospital, config = make_hospital(tmp_path), CONFIG.changed({"training.optimizer": "adam"})
+    hospital, config = make_hospital(tmp_path), CONFIG.with_values({"training.optimizer": "adam"})
     request = {"run": "r", "site": 0, "noise_multiplier": 20.0, "public_patients": 150.0, "learning_rate": 0.5}
     first, second = (message(TrainRequest(**request, round=number), "train", model()) for number in (1, 2))
     assert not app(first, context(hospital, config)).has_error()

@@ -84,7 +84,7 @@ def test_an_answer_is_noised_charged_and_says_what_it_cost(tmp_path: Path) -> No
     assert abs(cells(reply)[0] - 200) < 60 and cells(reply)[0] == round(cells(reply)[0])
     event = event_from_json(ledger(hospital).events()[0]["event"])
     assert 0.49 < epsilon(event, 1e-3) <= 0.5
-    assert reply.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).spent(), rel=0.02)
+    assert reply.content[RECORD]["epsilon"] == pytest.approx(ledger(hospital).epsilon(), rel=0.02)
     told = reply.content["query"]
     assert (told["budget"], told["relation"], told["accountant"]) == (2.0, "add-remove", "pld")
     assert [event["purpose"] for event in ledger(hospital).events()] == ["query-count"]
@@ -108,7 +108,7 @@ def test_a_query_asked_again_gets_the_same_answer_and_costs_nothing(tmp_path: Pa
 def test_any_other_query_is_a_new_release(tmp_path: Path, change: dict[str, Any]) -> None:
     hospital = make_hospital(tmp_path)
     ask(hospital), ask(hospital, **change)
-    assert len(ledger(hospital).events()) == 2 and ledger(hospital).spent() > 0.9
+    assert len(ledger(hospital).events()) == 2 and ledger(hospital).epsilon() > 0.9
 
 
 def test_simulated_questions_have_noise_of_their_own(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_a_budget_refuses_before_anything_is_computed(tmp_path: Path, monkeypatc
     reply = ask(hospital, epsilon=0.6, run="q2")
     assert reply.error.code == REFUSED and "budget of 'St. Elsewhere' refuses 'query-count'" in str(reply.error.reason)
     assert ask(hospital, epsilon=0.4999, run="q3").has_content()
-    assert ledger(hospital).spent() <= 2.0 and len(ledger(hospital).events()) == 2
+    assert ledger(hospital).epsilon() <= 2.0 and len(ledger(hospital).events()) == 2
 
 
 def test_a_budget_of_exactly_the_epsilon_is_enough(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_randomised_response_asks_patients_who_are_there(tmp_path: Path) -> None
     reply = ask(hospital, statistic="histogram", column="died", mechanism="randomised-response", epsilon=1.0)
     assert cells(reply).sum() == pytest.approx(200)
     assert ledger(hospital).events()[0]["event"]["type"] == "RandomizedResponseDpEvent"
-    assert 0.99 < ledger(hospital).spent() <= 1.0
+    assert 0.99 < ledger(hospital).epsilon() <= 1.0
 
 
 def test_simulated_hospitals_share_the_ledger_that_is_named(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_a_restored_backup_goes_on_and_an_older_ledger_beside_newer_files_is_ref
     assert train(hospital).has_content()
     back_up(folder, copy, {"home": folder / "home"})
     assert train(hospital, round=2).has_content()
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     shutil.copy(copy / "home" / "ledger.sqlite", folder / "home" / "ledger.sqlite")
     reply = train(hospital, round=2)
     assert reply.has_error() and "the hospital's ledger lacks charges that its journal holds" in reply.error.reason
@@ -84,4 +84,4 @@ def test_a_restored_backup_goes_on_and_an_older_ledger_beside_newer_files_is_ref
     shutil.rmtree(folder)
     shutil.copytree(copy, folder)
     assert ledger(hospital).verify() and train(hospital, round=2).has_content()
-    assert ledger(hospital).spent() == pytest.approx(spent)
+    assert ledger(hospital).epsilon() == pytest.approx(spent)

@@ -58,7 +58,7 @@ def zipped(*entries: tuple[str, bytes]) -> bytes:
 def test_the_own_bundle_is_one_that_flower_builds_with_every_key_and_without_code() -> None:
     with zipfile.ZipFile(io.BytesIO(OWN)) as bundle:
         assert sorted(bundle.namelist()) == [".info/CONTENT", "pyproject.toml"]
-    assert tomllib.loads(own_bundle())["tool"]["flwr"]["app"]["config"] == RunConfig.packaged()
+    assert tomllib.loads(own_bundle())["tool"]["flwr"]["app"]["config"] == RunConfig.app_config()
 
 
 def test_what_is_allowed_runs() -> None:

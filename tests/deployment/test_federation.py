@@ -84,9 +84,9 @@ def test_a_run_goes_to_its_end_and_each_ledger_has_its_charge(federation: Federa
     for name in ("north", "south"):
         ledger = Ledger.read(federation.folder / name / "home" / "ledger.sqlite")
         assert [event["purpose"] for event in ledger.events()] == ["train"]
-        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.epsilon(), rel=0.02)
         told = federation.call("hospital", "status", federation.folder / name)
-        assert told["coordinator"]["reachable"] and told["ledger"]["epsilon"] == pytest.approx(ledger.spent())
+        assert told["coordinator"]["reachable"] and told["ledger"]["epsilon"] == pytest.approx(ledger.epsilon())
         # The coordinator sent no code: the hospital's own Polyclinic trained.
         apps = federation.folder / name / "flwr" / "apps"
         assert {path.name for path in apps.rglob("*") if path.is_file()} == {"pyproject.toml"}

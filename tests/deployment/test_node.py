@@ -313,9 +313,9 @@ def test_status_tells_what_the_ledger_holds_and_that_it_was_edited(cli: Cli, hos
     for round in (1, 2, 3):
         ledger.charge(gaussian_event(10.0), "train", "r", round)
     found = json.loads(cli("hospital", "status", hospital, "--json").out)["ledger"]
-    assert found["epsilon"] == pytest.approx(ledger.spent())
+    assert found["epsilon"] == pytest.approx(ledger.epsilon())
     # Epsilons do not add up: one release may cost more than what the budget lacks of epsilon, and less than the budget.
-    assert 2.0 - ledger.spent() < found["room"] < 2.0
+    assert 2.0 - ledger.epsilon() < found["room"] < 2.0
     assert [last["round"] for last in found["last"]] == [1, 2, 3] and found["intact"]
     with sqlite3.connect(hospital / "home" / "ledger.sqlite") as database:
         database.execute("DELETE FROM events WHERE seq = 2")

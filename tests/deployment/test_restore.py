@@ -60,14 +60,14 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     copy = copied(hospital, "copy")
     assert train(hospital / "hospital.toml", 3, round=2).has_content()
     approvals.stop(hospital / "home", "other", "no longer")
-    spent, damaged = ledger(hospital / "hospital.toml").spent(), hospital.with_name("damaged")
+    spent, damaged = ledger(hospital / "hospital.toml").epsilon(), hospital.with_name("damaged")
     assert cli("hospital", "restore", copy, hospital, "--without-journal").code == 2  # it is there
     hospital.rename(damaged)
     assert cli("hospital", "restore", copy, hospital).code == 2
     done = cli("hospital", "restore", copy, hospital, "--journal", damaged / "home" / "journal.jsonl", "--json")
     assert done.code == 0 and json.loads(done.out)["charges"] == 1
     restored = ledger(hospital / "hospital.toml")
-    assert restored.verify() and restored.spent() == spent and rounds(hospital / "home") == [1, 2]
+    assert restored.verify() and restored.epsilon() == spent and rounds(hospital / "home") == [1, 2]
     assert read_journal(hospital / "home").intact and not [*hospital.parent.glob(".hospital*")]
     assert "has paused" in train(hospital / "hospital.toml", 3, round=3).error.reason
     approvals.resume(hospital / "home")

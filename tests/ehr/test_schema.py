@@ -58,7 +58,7 @@ def test_a_duration_and_an_event_are_the_label_together() -> None:
     schema = Schema(name="s", columns=(PATIENT, DIED, AGE, DAYS))
     assert schema.labels == (DIED, DAYS) and schema.features == (AGE,) and not schema.has_classes
     assert Schema.from_dict(schema.as_dict()) == schema
-    other = schema.labelled(["died"])
+    other = schema.with_labels(["died"])
     assert [column.role for column in other.columns] == ["patient_id", "label", "feature", "ignore"]
 
 

@@ -99,7 +99,7 @@ def test_what_a_run_is_judged_by_is_that_of_scikit_survival(cohort: Cohort) -> N
                Column(name="died", kind="binary", role="event"))  # fmt: skip
     judge = judge_of(Hazards(columns, edges=tuple(cohort.ends)))
     labels = np.stack([cohort.time, cohort.event], axis=1).astype(float)
-    values = dict(zip(judge.titles, judge.weighted(labels, cohort.survival, cohort.once)[0].tolist(), strict=True))
+    values = dict(zip(judge.titles, judge.with_weights(labels, cohort.survival, cohort.once)[0].tolist(), strict=True))
     risk, tau = -cohort.survival.sum(axis=1), cohort.ends[-1]
     assert values["concordance_uno"] == pytest.approx(concordance_index_ipcw(cohort.y, cohort.y, risk, tau)[0])
     seen = cohort.event & (cohort.time <= tau)

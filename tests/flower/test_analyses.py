@@ -83,7 +83,7 @@ def test_real_hospitals_give_the_simulations_numbers_and_charge_what_the_run_sta
         ledger = Ledger.read(federation.folder / name / "home" / "ledger.sqlite")
         charges = [event["purpose"] for event in ledger.events() if event["run"] == theirs.folder.name]
         assert charges.count("train") == config.rounds
-        assert theirs.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+        assert theirs.sites.loc[name, "epsilon"] == pytest.approx(ledger.epsilon(), rel=0.02)
     ours = Simulation.from_dataset(WARDS, out=str(tmp_path)).run(**keys, pictures=False)
     if kind == "ebm":
         both = [result.arrays["shapes"].numpy().ravel() for result in (theirs, ours)]

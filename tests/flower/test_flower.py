@@ -167,9 +167,9 @@ def test_real_hospitals_on_supernodes_keep_records_ledger_and_metrics(tmp_path: 
         ledger = Ledger.read(tmp_path / name / "home" / "ledger.sqlite")
         assert [event["purpose"] for event in ledger.events()] == ["statistics", "train"]
         held_out = Ledger.read(tmp_path / name / "home" / "held-out.sqlite")
-        assert [event["purpose"] for event in held_out.events()] == ["private-metrics"] and held_out.spent() <= 1.0
-        assert ledger.spent() <= 2.0
-        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+        assert [event["purpose"] for event in held_out.events()] == ["private-metrics"] and held_out.epsilon() <= 1.0
+        assert ledger.epsilon() <= 2.0
+        assert result.sites.loc[name, "epsilon"] == pytest.approx(ledger.epsilon(), rel=0.02)
     everything = b"".join(path.read_bytes() for path in result.path.rglob("*") if path.is_file())
     assert b"records.csv" not in everything
 
@@ -239,7 +239,7 @@ def test_flowers_config_has_our_keys_and_defaults() -> None:
     from polyclinic.config.keys import flat_keys
 
     told = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
-    assert flat_keys(told, SECTIONS) == RunConfig.packaged()
+    assert flat_keys(told, SECTIONS) == RunConfig.app_config()
 
 
 def _python_without_polyclinic(folder: Path) -> Path:

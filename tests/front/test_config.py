@@ -124,9 +124,9 @@ def test_what_is_usual_for_an_optimizer_gives_way_to_what_is_given() -> None:
     usual = {name: RunConfig.build({"training.optimizer": name}) for name in ("sgd", "adam", "adamw", "rmsprop")}
     assert [config.training.usual_momentum for config in usual.values()] == [0.9, 0.9, 0.9, 0.0]
     for config in usual.values():
-        assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
+        assert RunConfig.build(config.flat()) == RunConfig.build(config.minimal()) == config
     assert RunConfig.build({"training.optimizer": "rmsprop", "training.momentum": 0.9}).training.momentum == 0.9
-    assert RunConfig.build(usual["rmsprop"].given(), {"training.optimizer": "sgd"}).training.usual_momentum == 0.9
+    assert RunConfig.build(usual["rmsprop"].minimal(), {"training.optimizer": "sgd"}).training.usual_momentum == 0.9
 
 
 @pytest.mark.parametrize(("model", "rate", "clip"), [("gru", 0.07, 4.0), ("transformer", 0.02, 2.0)])
@@ -135,8 +135,8 @@ def test_a_model_of_sequences_has_an_optimizer_of_its_own_that_gives_way_with_it
 ) -> None:
     def built(**options: Any) -> RunConfig:
         config = RunConfig.build({"model": model, **options})
-        assert RunConfig.build(config.flat()) == RunConfig.build(config.given()) == config
-        assert RunConfig.from_flower(RunConfig.packaged() | config.for_flower()) == config
+        assert RunConfig.build(config.flat()) == RunConfig.build(config.minimal()) == config
+        assert RunConfig.from_flower(RunConfig.app_config() | config.for_flower()) == config
         assert (config.data.imputation, config.privacy.max_grad_norm) == ("indicator", clip)
         return config
 

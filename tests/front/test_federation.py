@@ -30,27 +30,27 @@ class Watcher:
         self.told: list[str] = []
         self._stop, self._error = stop, error
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         self.told.append(what)
         if self._error is not None and what.startswith(self._stop):
             raise self._error
 
-    def opened(self, folder: Path) -> None:
-        self.doing(f"opened {folder}")
+    def on_folder(self, folder: Path) -> None:
+        self.on_step(f"opened {folder}")
 
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return False
 
-    def started(
+    def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
     ) -> None:
-        self.doing(f"started with {engine}")
+        self.on_step(f"started with {engine}")
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
-        self.doing(f"round {state.round}")
+    def on_round(self, config: RunConfig, state: RunState) -> None:
+        self.on_step(f"round {state.round}")
 
-    def dropped(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
-        self.doing(f"{len(dropouts)} dropped out")
+    def on_dropouts(self, dropouts: Sequence[Mapping[str, Any]]) -> None:
+        self.on_step(f"{len(dropouts)} dropped out")
 
 
 def test_progress_tells_every_step(quick: Quick) -> None:
@@ -66,9 +66,9 @@ def test_progress_tells_every_step(quick: Quick) -> None:
 class Settings(Watcher):
     """Notes the process's settings as each step is told."""
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         self.seen = gc.get_freeze_count() > 0, logging.getLogger("flwr").level, torch.get_num_threads()
-        super().doing(what)
+        super().on_step(what)
 
 
 @pytest.mark.parametrize("fails", [False, True])

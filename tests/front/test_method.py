@@ -41,13 +41,13 @@ FAR_TOO_MANY = _schema(_codes(2000))
 )
 def test_the_schema_chooses_the_method(schema: Schema, method: str) -> None:
     config = RunConfig.build({"task": "synthesis", "privacy.epsilon": 3.0})
-    chosen = config.settled(schema)
+    chosen = config.for_schema(schema)
     assert usual_method(schema) == chosen.model == method
     assert chosen == RunConfig.build({"task": "synthesis", "privacy.epsilon": 3.0, "model": method})
     # Chosen once: the same by Flower's run-config, by what was given, and by what a run's folder keeps.
-    assert chosen.settled(NUMBERS) == chosen == RunConfig.build(chosen.flat()).settled(NUMBERS)
-    flower = RunConfig.from_flower(RunConfig.packaged() | config.for_flower())
-    assert flower.settled(schema) == RunConfig.build(config.given()).settled(schema) == chosen
+    assert chosen.for_schema(NUMBERS) == chosen == RunConfig.build(chosen.flat()).for_schema(NUMBERS)
+    flower = RunConfig.from_flower(RunConfig.app_config() | config.for_flower())
+    assert flower.for_schema(schema) == RunConfig.build(config.minimal()).for_schema(schema) == chosen
 
 
 @pytest.mark.parametrize("name", ["breast-cancer", "heart-disease", "ist", "eicu-demo", "diabetes-130", "trial", "icu"])
@@ -64,9 +64,9 @@ def test_the_built_in_tables_have_moments(name: str) -> None:
 )  # fmt: skip
 def test_what_names_a_method_stays(given: dict[str, Any]) -> None:
     config = RunConfig.build({"task": "synthesis", **given})
-    flower = RunConfig.from_flower(RunConfig.packaged() | config.for_flower())
-    again = RunConfig.build(config.given())
-    assert config.settled(MANY) == flower.settled(MANY) == again.settled(MANY) == config
+    flower = RunConfig.from_flower(RunConfig.app_config() | config.for_flower())
+    again = RunConfig.build(config.minimal())
+    assert config.for_schema(MANY) == flower.for_schema(MANY) == again.for_schema(MANY) == config
     assert config.model == given.get("model", "moments")
 
 

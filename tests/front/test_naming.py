@@ -186,7 +186,7 @@ def test_a_strategy_whose_cell_is_run_again_has_hospitals_train_as_it_says_now(
 class Stopping(Progress):
     """Stops a run after its first round."""
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         raise KeyboardInterrupt
 
 
@@ -210,7 +210,7 @@ def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypa
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
     with pytest.raises(ConfigError, match="'model' has the value '__main__:net', which worker processes cannot see"):
         check_reach(config)
-    check_reach(config.changed({"workers": 1}))
+    check_reach(config.with_values({"workers": 1}))
     monkeypatch.setattr(sys.modules["__main__"], "Mine", FedAvg, raising=False)
     check_reach(RunConfig(strategy="__main__:Mine", workers=2))  # it stays at the server
     monkeypatch.setattr(sys.modules["__main__"], "Mine", Ditto)
@@ -222,7 +222,7 @@ def test_what_only_a_notebook_has_is_refused_for_workers_before_the_run(monkeypa
     with pytest.raises(ConfigError, match="worker processes cannot see"):
         check_reach(config)
     with pytest.raises(ConfigError, match="leave workers at 1 and ray-address empty"):
-        check_reach(config.changed({"ray_address": "local"}))
+        check_reach(config.with_values({"ray_address": "local"}))
 
 
 def test_a_notebook_sees_one_line_of_progress_and_a_table(quick: Quick, capsys: pytest.CaptureFixture[str]) -> None:

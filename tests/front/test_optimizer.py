@@ -51,29 +51,29 @@ NUMBERS = _schema(Column(name="days", kind="continuous", role="label", bounds=(0
 )
 def test_which_optimizer_a_run_takes(given: dict[str, Any], optimizer: str) -> None:
     config = RunConfig.build(given)
-    chosen = config.settled(CLASSES)
-    assert chosen.training.optimizer == optimizer and chosen.settled(NUMBERS) == chosen
-    assert config.settled(NUMBERS).training.optimizer in ("sgd", "adam")
+    chosen = config.for_schema(CLASSES)
+    assert chosen.training.optimizer == optimizer and chosen.for_schema(NUMBERS) == chosen
+    assert config.for_schema(NUMBERS).training.optimizer in ("sgd", "adam")
     # The same by Flower's run-config, by what was given, and by what a run's folder keeps.
-    flower = RunConfig.from_flower(RunConfig.packaged() | config.for_flower())
-    assert flower == RunConfig.build(config.given()) == config and RunConfig.build(chosen.flat()) == chosen
-    assert flower.settled(CLASSES) == RunConfig.build(config.given()).settled(CLASSES) == chosen
+    flower = RunConfig.from_flower(RunConfig.app_config() | config.for_flower())
+    assert flower == RunConfig.build(config.minimal()) == config and RunConfig.build(chosen.flat()) == chosen
+    assert flower.for_schema(CLASSES) == RunConfig.build(config.minimal()).for_schema(CLASSES) == chosen
 
 
 def test_what_was_given_stays_and_the_rest_is_the_optimizers_own() -> None:
-    steps, sums = (RunConfig().settled(schema) for schema in (NUMBERS, CLASSES))
+    steps, sums = (RunConfig().for_schema(schema) for schema in (NUMBERS, CLASSES))
     assert (steps.rounds, steps.data.standardise, steps.privacy.statistics_share) == (30, "public", 0.1)
     assert (sums.rounds, sums.data.standardise, sums.privacy.statistics_share) == (8, "measured", 0.3)
-    given = RunConfig(rounds=30, data={"standardise": "public"}).settled(CLASSES)
+    given = RunConfig(rounds=30, data={"standardise": "public"}).for_schema(CLASSES)
     assert (given.rounds, given.data.standardise, given.privacy.statistics_share) == (30, "public", 0.1)
-    public = RunConfig(privacy={"patients_per_site": 100}).settled(CLASSES)
+    public = RunConfig(privacy={"patients_per_site": 100}).for_schema(CLASSES)
     assert (public.training.optimizer, public.data.standardise, public.asks_statistics) == ("newton", "public", False)
 
 
 def test_so_many_features_that_products_would_be_noise_have_gradient_steps() -> None:
     few, many = (_schema(CLASSES.label, features) for features in (MOST_FEATURES, MOST_FEATURES + 1))
     assert MOST_FEATURES == MOST_CORRELATED
-    assert [RunConfig().settled(schema).training.optimizer for schema in (few, many)] == ["newton", "sgd"]
+    assert [RunConfig().for_schema(schema).training.optimizer for schema in (few, many)] == ["newton", "sgd"]
 
 
 def test_a_run_says_what_it_chose_and_runs_of_a_sweep_have_one_optimizer(tmp_path: Path) -> None:

@@ -128,10 +128,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_posterior(run: Run) -> None:
         pass
 
     class Watcher(Progress):
-        def opened(self, folder: Path) -> None:
+        def on_folder(self, folder: Path) -> None:
             self.folder = folder
 
-        def round_done(self, config: RunConfig, state: Any) -> None:
+        def on_round(self, config: RunConfig, state: Any) -> None:
             if state.round == 6:
                 raise Stopped
 

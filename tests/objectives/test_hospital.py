@@ -58,7 +58,7 @@ def evaluate(hospital: Path, config: RunConfig = CONFIG, **changes: Any) -> Mess
 def test_it_trains_and_its_exact_metrics_leave_as_its_policy_says(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     reply = train(hospital)
-    assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).spent() > 0
+    assert reply.content["metrics"]["steps"] == 3 and ledger(hospital).epsilon() > 0
     content = evaluate(hospital).content
     arrays = from_record(content["predictions"])
     assert arrays["labels"].dtype == np.float64 and arrays["scores"].shape == (len(arrays["labels"]), 1)
@@ -94,7 +94,7 @@ def test_what_follows_from_the_label_needs_no_permission(tmp_path: Path) -> None
     file = make_hospital(tmp_path, OPEN + "allowed-objectives = []\n")
     schema("survival").to_toml(tmp_path / "schema.toml")
     hospital = _real_hospital(file)
-    settled = RunConfig().settled(hospital.schema)
+    settled = RunConfig().for_schema(hospital.schema)
     assert settled.objective == "hazards"
     check_names(hospital, settled)
     for name in ("piecewise-exponential", "squared"):

@@ -27,7 +27,7 @@ SCORE, NOISE, WEIGHT = RNG.normal(size=ROWS), RNG.normal(size=ROWS), RNG.integer
 
 
 def values(judge: Judge, labels: Labels, scores: Floats, weight: Floats = WEIGHT) -> dict[str, float]:
-    return dict(zip(judge.titles, judge.weighted(labels, scores, weight[None])[0].tolist(), strict=True))
+    return dict(zip(judge.titles, judge.with_weights(labels, scores, weight[None])[0].tolist(), strict=True))
 
 
 def test_numbers_are_judged_as_scikit_learn_does_also_when_rows_are_weighted() -> None:

@@ -26,7 +26,7 @@ def test_fault_16_selection_is_charged_before_a_record_is_looked_at(tmp_path: Pa
     """The best of three checkpoints: its epsilon is in the ledger when the first count is made, on top of training's."""
     ledger = opened(tmp_path)
     ledger.charge(ROUND, "train", "run-1", 1, plan=[(ROUND, 1), (pure_event(0.5), 1)])
-    trained, seen = ledger.spent(), []
+    trained, seen = ledger.epsilon(), []
 
     def counts() -> list[int]:
         seen.extend(ledger.events())
@@ -34,7 +34,7 @@ def test_fault_16_selection_is_charged_before_a_record_is_looked_at(tmp_path: Pa
 
     assert best_of(3, counts, 0.5, ledger, STREAM, "run-1", 1) in range(3)
     assert [event["purpose"] for event in seen] == ["train", "selection"]
-    assert ledger.spent() == epsilon(dpa.ComposedDpEvent([ROUND, pure_event(0.5)]), 1e-5) > trained
+    assert ledger.epsilon() == epsilon(dpa.ComposedDpEvent([ROUND, pure_event(0.5)]), 1e-5) > trained
 
 
 def test_fault_16_selection_that_the_budget_refuses_looks_at_no_record(tmp_path: Path) -> None:
@@ -53,13 +53,13 @@ def test_selection_costs_the_same_for_two_candidates_and_for_a_thousand(tmp_path
     few, many = opened(tmp_path), opened(tmp_path / "other")
     best_of(2, lambda: [1, 2], 0.5, few, STREAM, "r")
     best_of(1000, lambda: list(range(1000)), 0.5, many, STREAM, "r")
-    assert few.spent() == many.spent() == pytest.approx(0.5, rel=0.01)
+    assert few.epsilon() == many.epsilon() == pytest.approx(0.5, rel=0.01)
 
 
 def test_selection_under_replace_one_counts_a_patient_twice(tmp_path: Path) -> None:
     ledger = Ledger.open(tmp_path / "l.sqlite", Terms("h", 1e-5, relation="replace-one", budget=3.0))
     best_of(2, lambda: [1, 2], 0.5, ledger, STREAM, "r")
-    assert ledger.spent() == pytest.approx(1.0, rel=0.01)
+    assert ledger.epsilon() == pytest.approx(1.0, rel=0.01)
 
 
 def test_much_epsilon_finds_the_best_and_little_may_find_any(tmp_path: Path) -> None:

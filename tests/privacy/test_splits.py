@@ -26,7 +26,7 @@ OPEN = "budget = 8.0\ndelta = 1e-3\nallow-splits = true\nrelease-metrics = true\
 
 
 def chosen(**split: Any) -> RunConfig:
-    return RunConfig.build(CONFIG.given(), {"split": split, "privacy.delta": 1e-3})
+    return RunConfig.build(CONFIG.minimal(), {"split": split, "privacy.delta": 1e-3})
 
 
 def charges(folder: Path, name: str) -> list[tuple[str, int, str]]:
@@ -158,8 +158,8 @@ def test_a_run_of_real_hospitals_over_a_fold_states_what_both_groups_spent(hospi
         both = [
             Ledger.read_all(hospitals / name / "home" / file)[name] for file in ("ledger.sqlite", "held-out.sqlite")
         ]
-        assert both[0].spent() == pytest.approx(both[1].spent()) and len(both[0].read_site().rows) >= 3
-        assert summary["metrics"]["sites"][name]["epsilon"] == pytest.approx(both[0].spent(), rel=0.01)
-        assert summary["private_metrics"]["sites"][name]["epsilon"] == pytest.approx(both[1].spent(), rel=0.01)
+        assert both[0].epsilon() == pytest.approx(both[1].epsilon()) and len(both[0].read_site().rows) >= 3
+        assert summary["metrics"]["sites"][name]["epsilon"] == pytest.approx(both[0].epsilon(), rel=0.01)
+        assert summary["private_metrics"]["sites"][name]["epsilon"] == pytest.approx(both[1].epsilon(), rel=0.01)
     assert "Held out: fold 2 of 4" in " ".join(summary["notes"])
     assert not [note for note in summary["notes"] if "less than" in note or "more than" in note]

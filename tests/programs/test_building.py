@@ -140,11 +140,11 @@ def test_partials_lambdas_and_classes_are_models(quick: Quick) -> None:
         == by_name.summary["model_sha256"]
     )
     by_partial = quick(model=partial(Net, outputs=1), **options)
-    assert by_partial.config == by_name.config.changed({"out": by_partial.config.out})
+    assert by_partial.config == by_name.config.with_values({"out": by_partial.config.out})
     held = quick(model=lambda features: nn.Sequential(nn.Linear(features, 3), nn.ReLU(), nn.Linear(3, 2)), **options)
     assert held.config.model.startswith("polyclinic.models.held:")
     with pytest.raises(ConfigError, match="which worker processes cannot see"):
-        check_reach(held.config.changed({"workers": 2}))
+        check_reach(held.config.with_values({"workers": 2}))
     with pytest.raises(ConfigError, match="an object of the Python session"):
         Federation().run(model="polyclinic.models.held:gone")
 

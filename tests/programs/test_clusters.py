@@ -89,7 +89,7 @@ def test_well_parted_groups_are_found_under_noise() -> None:
     truth = np.array([[-0.5, -0.5, 0.4], [0.5, -0.3, -0.4], [0.2, 0.6, 0.3]]) / 0.5
     near = []
     for seed in range(12):
-        program = Clusters(CONFIG.changed({"seed": seed}), 3, "age, sbp, dbp")
+        program = Clusters(CONFIG.with_values({"seed": seed}), 3, "age, sbp, dbp")
         state = fitted(program.method(SCHEMA), z, 12 / 2000, seed)
         centres = state["middle"] + state["spread"] * state["centres"]
         near.append(np.linalg.norm(truth[:, None] - centres, axis=2).min(axis=1).max())

@@ -182,4 +182,4 @@ def test_real_hospitals_take_part_each_by_its_own_policy(tmp_path: Path, task: s
     for name in ("north", "south"):
         ledger = Ledger.read(tmp_path / name / "home" / "ledger.sqlite")
         assert [event["purpose"] for event in ledger.events()] == ["statistics", "train", "train"]
-        assert 1.9 < ledger.spent() <= 2
+        assert 1.9 < ledger.epsilon() <= 2

@@ -194,5 +194,5 @@ def test_no_exact_sum_is_asked_of_a_private_run() -> None:
 
 def test_nobody_is_held_out_under_flower_either() -> None:
     """Flower gives a run all keys of the app's table, of which an empty one has the task's own default."""
-    config = RunConfig.from_flower(RunConfig.packaged() | {"task": "regression", "task-options": "formula='a ~ b'"})
+    config = RunConfig.from_flower(RunConfig.app_config() | {"task": "regression", "task-options": "formula='a ~ b'"})
     assert config.split.fraction == 0 and config.rounds == 10

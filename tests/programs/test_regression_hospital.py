@@ -32,7 +32,7 @@ def asked(folder: Path, changed: Any = None, dp: bool = False, formula: str = "d
     try:
         half = program.half(Schema.from_dict(SCHEMA), [1.0], 1.0)
     except Exception:  # a formula that no coordinator of ours would send
-        sound = program_of(config.changed({"task-options": "formula='died ~ age', family='logistic'"}))
+        sound = program_of(config.with_values({"task-options": "formula='died ~ age', family='logistic'"}))
         half = sound.half(Schema.from_dict(SCHEMA), [1.0], 1.0)
     assert isinstance(half, RegressionHalf)
     question = half.question(1, half.first())
@@ -49,7 +49,7 @@ def test_with_noise_it_charges_the_ledger_and_computes_each_patient_apart(tmp_pa
     make_hospital(tmp_path, POLICY)
     reply = asked(tmp_path, dp=True)
     (arrays,) = [from_record(part) for part in reply.content.array_records.values()]
-    assert np.isfinite(arrays["sum"]).all() and ledger(tmp_path / "hospital.toml").spent() > 0
+    assert np.isfinite(arrays["sum"]).all() and ledger(tmp_path / "hospital.toml").epsilon() > 0
 
 
 def test_exact_sums_are_beyond_every_budget(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_figures_of_many_patients_are_near_the_exact_ones(name: str) -> None:
     assert 0.99 < epsilon(asked.event, 1e-5) <= 1.0
     labels, scores = made_up(name, 20_000)
     judge = judge_of(objective(name))
-    values = judge.weighted(labels, scores, np.ones((1, len(labels))))[0]
+    values = judge.with_weights(labels, scores, np.ones((1, len(labels))))[0]
     exact = dict(zip(judge.titles, values, strict=True))
     told = asked.answer(asked.count(labels, scores, np.arange(20_000)), keyed_stream(0, "t", 0, "s"))
     for metric, estimate in told.estimates().items():

@@ -146,11 +146,11 @@ def test_fault_41_one_hospital_told_other_terms_is_found_out_before_anything_is_
     config = lying.ward.config
     lying.exchange_keys()
     for index in range(4):
-        lying.ward.config = RunConfig.build(config.given() | changes) if index == 0 else config
+        lying.ward.config = RunConfig.build(config.minimal() | changes) if index == 0 else config
         request = SecureSharesRequest(site=index, threshold=threshold if index == 0 else 3, **lying.places)
         lying.shared[index] = lying.ask(index, SECURE_SHARES, request, lying.public())
     for index in range(4):
-        lying.ward.config = RunConfig.build(config.given() | changes) if index == 0 else config
+        lying.ward.config = RunConfig.build(config.minimal() | changes) if index == 0 else config
         assert lying.train(index, range(4)) is None
     others = [f"hospital {0 if index else 1} did not sign the list of hospitals and the terms" for index in range(4)]
     assert all(expected in why for expected, why in zip(others, lying.refused, strict=True))
@@ -161,7 +161,7 @@ def test_fault_41_a_configuration_that_changes_after_the_terms_were_signed_is_re
     lying = server(tmp_path, 4, secure={"noise": 2.0})
     lying.exchange_keys()
     assert lying.share(3)
-    lying.ward.config = lying.ward.config.changed({"secure.noise": 0.0})
+    lying.ward.config = lying.ward.config.with_values({"secure.noise": 0.0})
     assert lying.train(0, range(4)) is None and "did not sign" in lying.refused[0]
 
 

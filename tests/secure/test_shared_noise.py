@@ -151,7 +151,7 @@ def test_an_epsilon_whose_noise_cannot_be_composed_is_refused_in_a_sentence() ->
         config = RunConfig.build(SHARED | {"privacy.epsilon": 5000.0, "privacy.delta": 1e-5} | extra)
         with pytest.raises(ConfigError, match="'privacy.epsilon' has the value 5000: the noise would be so small"):
             calibrate(config)
-        assert calibrate(config.changed({"privacy.epsilon": 100.0})).epsilon == 100
+        assert calibrate(config.with_values({"privacy.epsilon": 100.0})).epsilon == 100
 
 
 def test_a_run_is_gradient_descent_on_all_hospitals_patients(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def says(**values: Any) -> Callable[[str, int, RecordDict], RecordDict]:
 
 
 def spent(folder: Path, name: str) -> float:
-    return Ledger.read(folder / name / "home" / "ledger.sqlite").spent()
+    return Ledger.read(folder / name / "home" / "ledger.sqlite").epsilon()
 
 
 def page_of(summary: dict[str, Any]) -> str:
@@ -147,7 +147,7 @@ def test_fault_38_charges_in_no_plan_do_not_make_epsilon_smaller(hospitals: Path
 
 
 def held_out(folder: Path, name: str) -> float:
-    return Ledger.read(folder / name / "home" / "held-out.sqlite").spent()
+    return Ledger.read(folder / name / "home" / "held-out.sqlite").epsilon()
 
 
 @pytest.mark.parametrize("turn", [1, 2])

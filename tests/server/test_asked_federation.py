@@ -62,7 +62,9 @@ def test_a_federation_prepares_one_schema_of_all_its_hospitals(hospitals: Path) 
     for name in ("north", "south"):
         ledger = Ledger.read(hospitals / name / "home" / "ledger.sqlite")
         assert [event["purpose"] for event in ledger.events()] == ["survey"]
-        assert 0.9 < ledger.spent() <= 1.0 and ledger.spent() == pytest.approx(answer["privacy"]["epsilon"], rel=1e-3)
+        assert 0.9 < ledger.epsilon() <= 1.0 and ledger.epsilon() == pytest.approx(
+            answer["privacy"]["epsilon"], rel=1e-3
+        )
     assert not (hospitals / "west" / "home" / "ledger.sqlite").exists()
 
 

@@ -89,8 +89,8 @@ def test_real_hospitals_policies_state_it(hospitals: Path) -> None:
     ledger = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite")
     assert (
         ledger.delta == 1e-4
-        and ledger.spent() == pytest.approx(summary["privacy"]["epsilon"], rel=1e-6)
-        and ledger.spent() <= 2
+        and ledger.epsilon() == pytest.approx(summary["privacy"]["epsilon"], rel=1e-6)
+        and ledger.epsilon() <= 2
     )
 
 
@@ -102,4 +102,4 @@ def test_a_run_that_goes_on_keeps_the_delta_with_which_it_began(tmp_path: Path) 
     assert Run.to_resume(again).name == begun.name
     other: dict[str, Any] = {"privacy.delta": 1e-5}
     with pytest.raises(ConfigError, match="'privacy.delta' has the value 1e-05, but the run"):
-        Run.to_resume(again.changed(other))
+        Run.to_resume(again.with_values(other))

@@ -32,7 +32,7 @@ class StopsAfter(Progress):
     def __init__(self, round: int) -> None:
         self._round = round
 
-    def round_done(self, config: object, state: object) -> None:
+    def on_round(self, config: object, state: object) -> None:
         if state.round == self._round:  # type: ignore[attr-defined]
             raise PolyclinicError("The lights went out.")
 
@@ -63,10 +63,10 @@ def test_ctrl_c_after_the_last_question_still_leaves_a_checkpoint_of_the_round(q
     class Interrupted(Progress):
         asked = False
 
-        def stopping(self) -> bool:
+        def is_stopping(self) -> bool:
             return self.asked
 
-        def round_done(self, config: object, state: object) -> None:
+        def on_round(self, config: object, state: object) -> None:
             self.asked = state.round == 2  # type: ignore[attr-defined]
             if self.asked:
                 raise KeyboardInterrupt

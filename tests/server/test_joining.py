@@ -106,7 +106,7 @@ def test_who_comes_late_is_in_all_later_rounds_and_pays_for_those_alone(hospital
     assert {name: told[name]["rounds_joined"] for name in NAMES} == {"north": 4, "south": 4, "west": 2}
     assert charges(hospitals, "west") == ["statistics", "train", "train"]
     assert 0 < told["west"]["epsilon"] < told["north"]["epsilon"] <= 2.0 and not summary["dropouts"]
-    assert told["west"]["epsilon"] >= Ledger.read(hospitals / "west" / "home" / "ledger.sqlite").spent() * 0.98
+    assert told["west"]["epsilon"] >= Ledger.read(hospitals / "west" / "home" / "ledger.sqlite").epsilon() * 0.98
     assert [site.index for site in outcome.sites] == [0, 1, 2]
 
 
@@ -214,7 +214,7 @@ def test_a_run_that_goes_on_keeps_who_is_away_at_its_place_and_in_its_privacy(ho
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     # North is away until one more round is done.
     grid = Hospitals(hospitals, config, lambda done: set(NAMES) if done else set(NAMES[1:]))
-    resumed = Run.to_resume(config.changed({"resume": folder.name}))
+    resumed = Run.to_resume(config.with_values({"resume": folder.name}))
     outcome, summary = coordinate(grid, config, resumed, resume=True)
     told = summary["metrics"]["sites"]
     assert [site.name for site in outcome.sites] == list(NAMES)
@@ -231,7 +231,7 @@ def test_one_that_never_comes_back_stays_in_the_statement(hospitals: Path) -> No
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(2))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))
     _, summary = coordinate(grid, config, folder, resume=True)
-    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").spent()
+    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").epsilon()
     assert summary["statement"]["sites"]["north"]["epsilon"] >= spent * 0.98 and spent > 0
 
 
@@ -240,11 +240,11 @@ def test_what_cannot_be_resumed_says_why(hospitals: Path) -> None:
     folder = Run.create(config, pictures=False)
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, progress=StopsAfter(1))
-    asked = config.changed({"resume": folder.name})
+    asked = config.with_values({"resume": folder.name})
     with pytest.raises(ConfigError, match=r"'rounds' has the value 9, but the run .* was begun with 4"):
         Run.to_resume(asked.model_copy(update={"rounds": 9}))
     with pytest.raises(ConfigError, match="not a run's folder"):
-        Run.to_resume(config.changed({"resume": "elsewhere"}))
+        Run.to_resume(config.with_values({"resume": "elsewhere"}))
     with folder.held(), pytest.raises(ConfigError, match="by another process"):
         coordinate(Hospitals(hospitals, config, lambda done: set(NAMES)), config, folder, resume=True)
     simulated = LocalGrid(AppReference("polyclinic.client_app"), 3, config.flat())
@@ -258,7 +258,7 @@ def test_nobody_takes_the_place_of_a_hospital_that_is_away(hospitals: Path) -> N
     here = set(NAMES[:2])
     with pytest.raises(PolyclinicError, match="lights"):
         coordinate(Hospitals(hospitals, config, lambda done: here), config, folder, progress=StopsAfter(2))
-    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").spent()
+    spent = Ledger.read(hospitals / "north" / "home" / "ledger.sqlite").epsilon()
     path = hospitals / "west" / "hospital.toml"
     path.write_text(path.read_text().replace('site = "west"', 'site = "north"'))
     grid = Hospitals(hospitals, config, lambda done: set(NAMES[1:]))

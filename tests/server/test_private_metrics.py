@@ -41,7 +41,7 @@ def test_a_simulation_has_exact_metrics_unless_it_asks_for_private_or_none(quick
 def test_planned_evaluations_share_the_epsilon(quick: Quick) -> None:
     once, twice = quick(evaluation={"metrics": "private"}), quick(evaluation={"metrics": "private", "releases": 2})
     for result, releases in ((once, 1), (twice, 2)):
-        assert all(len(ledger.events()) == releases and ledger.spent() <= 1.0 for ledger in accounts(result).values())
+        assert all(len(ledger.events()) == releases and ledger.epsilon() <= 1.0 for ledger in accounts(result).values())
     less, more = (next(iter(r.summary["private_metrics"]["sites"].values()))["deviation"] for r in (once, twice))
     assert more > 1.3 * less
 

@@ -184,7 +184,7 @@ class Saving(Progress):
     def __init__(self) -> None:
         self.lost: list[int] = []
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         self.lost.append(state.round - state.saved)
 
 

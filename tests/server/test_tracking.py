@@ -59,7 +59,7 @@ class Stops(Progress):
     def __init__(self, after: int, what: Callable[[], None] | None = None) -> None:
         self.after, self.what = after, what
 
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == self.after:
             if self.what is None:
                 raise KeyboardInterrupt

@@ -110,7 +110,7 @@ def test_a_run_goes_on_with_another_version_and_not_under_another_privacy_format
     path = folder.path / "versions.json"
     other = path.read_text().replace(f'"polyclinic": "{OURS}"', '"polyclinic": "0.9.9"')
     path.write_text(other)
-    resumed = config.changed({"resume": folder.name})
+    resumed = config.with_values({"resume": folder.name})
     assert Run.to_resume(resumed).path == folder.path
     assert f"was begun with version 0.9.9 and goes on with {OURS}" in caplog.text
     for done in (3, 4):  # the second goes on with what the first did

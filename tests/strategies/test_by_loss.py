@@ -76,7 +76,7 @@ def test_it_is_refused_where_only_the_mean_is_known(quick: Quick, page: ModuleTy
 
 
 class Stops(Progress):
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise KeyboardInterrupt
 

@@ -344,9 +344,9 @@ def test_one_charge_pays_for_rounds_of_which_a_hospital_is_in_one(
         one_round(CentralDP(FedAvg(), how, ledger=ledger, run="r"), wide(0, 2), [], number)
     charges = [event["round"] for event in ledger.events() if event["event"] != event_to_json(PAID_BEFORE)]
     assert charges == paid
-    assert ledger.spent() == pytest.approx(epsilon(GaussianDpEvent(2.0 / math.sqrt(len(charges))), 1e-3), rel=1e-6)
+    assert ledger.epsilon() == pytest.approx(epsilon(GaussianDpEvent(2.0 / math.sqrt(len(charges))), 1e-3), rel=1e-6)
     if rounds == [1, 2, 3, 4, 5]:
-        assert epsilon(how.event(5), 1e-3) == pytest.approx(ledger.spent(), rel=1e-6)
+        assert epsilon(how.event(5), 1e-3) == pytest.approx(ledger.epsilon(), rel=1e-6)
 
 
 # ---- noise over time
@@ -383,13 +383,13 @@ def test_noise_over_time_is_paid_for_at_once_and_again_when_a_round_is_done_agai
     strategy = CentralDP(FedAvg(), over_time(), ledger=ledger, run="r")
     for number in (1, 2, 3):
         one_round(strategy, wide(0, 2), [], number)
-    assert ledger.spent() == pytest.approx(once, rel=1e-6)
+    assert ledger.epsilon() == pytest.approx(once, rel=1e-6)
     restarted = CentralDP(FedAvg(), over_time(), ledger=ledger, run="r")
     one_round(restarted, wide(0, 2), [], 3)
     twice = epsilon(SelfComposedDpEvent(over_time().event(), 2), 1e-3)
-    assert twice < (again := ledger.spent()) < 1.06 * twice  # nobody declared the second process
+    assert twice < (again := ledger.epsilon()) < 1.06 * twice  # nobody declared the second process
     one_round(CentralDP(FedAvg(), over_time(), ledger=ledger, run="another"), wide(0, 2), [], 1)
-    assert ledger.spent() > again
+    assert ledger.epsilon() > again
 
 
 # ---- whole runs
@@ -399,7 +399,7 @@ class Stops(Progress):
     def __init__(self, after: int) -> None:
         self._after = after
 
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == self._after:
             raise PolyclinicError("The lights went out.")
 
@@ -422,7 +422,7 @@ def test_a_run_states_both_guarantees_apart(quick: Quick) -> None:
     assert central["unit"] == "hospital" and central["delta"] == 1e-4 and central["relation"] == "add-remove"
     assert 4.9 < central["epsilon"] <= central["budget"] == 5.0 and central["clip_norm"] == [1.0] * 3
     ledger = Ledger.read(result.path / "server-ledger.sqlite")
-    assert ledger.spent() == central["epsilon"] and ledger.terms.unit == "hospital"
+    assert ledger.epsilon() == central["epsilon"] and ledger.terms.unit == "hospital"
     assert [event["round"] for event in result.statement["central"]["events"]] == [1, 2, 3]
     report = (result.path / "report.html").read_text()
     assert f"Each hospital as a whole: epsilon {central['epsilon']:.4g} at delta 0.0001" in report

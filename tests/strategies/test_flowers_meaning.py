@@ -121,7 +121,7 @@ def test_an_evaluate_fn_sees_the_model_before_round_1_and_after_each(quick: Quic
 
 def test_a_resumed_run_evaluates_what_is_left(quick: Quick) -> None:
     class Stops(Progress):
-        def round_done(self, config: RunConfig, state: Any) -> None:
+        def on_round(self, config: RunConfig, state: Any) -> None:
             if state.round == 2:
                 raise KeyboardInterrupt
 
@@ -395,7 +395,7 @@ class LockedLater(FedAvg):
 
 
 class Stops(Progress):
-    def round_done(self, config: RunConfig, state: Any) -> None:
+    def on_round(self, config: RunConfig, state: Any) -> None:
         if state.round == 2:
             raise KeyboardInterrupt
 

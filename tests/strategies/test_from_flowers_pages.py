@@ -56,7 +56,7 @@ def test_the_rate_that_it_sets_is_the_one_that_hospitals_step_with(quick: Quick)
 
 
 class Stops(Progress):
-    def round_done(self, config: RunConfig, state: Any) -> None:
+    def on_round(self, config: RunConfig, state: Any) -> None:
         if state.round == 3:
             raise KeyboardInterrupt
 

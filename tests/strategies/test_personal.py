@@ -208,7 +208,7 @@ def test_ditto_leaves_the_shared_model_as_fedavg_trains_it_and_pulls_its_own_to_
 
 
 class Stops(Progress):
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")
 

@@ -244,7 +244,7 @@ def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, val
         rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
         whole = epsilon(SelfComposedDpEvent(once, 3), 1e-3)
         assert len(rounds) == 3 and epsilon(ComposedDpEvent(rounds), 1e-3) == pytest.approx(whole, rel=1e-6)
-        assert 2.9 < ledger.spent() <= 3.0
+        assert 2.9 < ledger.epsilon() <= 3.0
     plain = quick(rounds=3, strategy="fedavg").privacy["noise_multiplier"]
     assert noise > 1.005 * plain
 
@@ -253,7 +253,7 @@ def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, val
 
 
 class Stops(Progress):
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")
 

@@ -160,10 +160,10 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_rows(run: Run, tmp_path: Pat
     class Watcher(Progress):
         folder = Path()
 
-        def opened(self, folder: Path) -> None:
+        def on_folder(self, folder: Path) -> None:
             Watcher.folder = folder
 
-        def round_done(self, config: RunConfig, state: Any) -> None:
+        def on_round(self, config: RunConfig, state: Any) -> None:
             raise Stopped
 
     whole = run()
@@ -247,7 +247,7 @@ def test_a_real_hospital_answers_one_sum_with_noise_and_refuses_what_is_no_quest
 ])  # fmt: skip
 def test_flowers_packaged_defaults_count_as_not_given(given: dict[str, Any]) -> None:
     """``flwr run`` hands on every key of the app: what was given over the defaults."""
-    config, packaged = RunConfig.build(given), RunConfig.packaged()
+    config, packaged = RunConfig.build(given), RunConfig.app_config()
     assert RunConfig.from_flower(packaged | given) == config
     assert RunConfig.from_flower(packaged | config.for_flower()) == config
     assert set(config.for_flower()) <= {"task", "strategy", *given}

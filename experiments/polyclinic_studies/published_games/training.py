@@ -107,7 +107,7 @@ def published_steps(
         ]
         updates = classification.train(build, arrays, given, replace(one, local=_Given()))
         now = [
-            replace(site, own=game.clipped(update.arrays), state=update.state)
+            replace(site, own=game.clip(update.arrays), state=update.state)
             for site, update in zip(now, updates, strict=True)
         ]
     means = np.mean(losses, axis=0)

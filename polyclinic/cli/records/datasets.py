@@ -26,11 +26,11 @@ def datasets_list(as_json: Json = False) -> None:
 
 
 def _list_datasets(as_json: bool) -> None:
-    from polyclinic.plugins import TABLES, checked, dataset_named
+    from polyclinic.plugins import TABLES, dataset_named, with_problem
     from polyclinic.plugins import plugins as known
 
     with json_alone(as_json):
-        named = [checked(plugin) for plugin in known() if plugin.group == "datasets" and plugin.name != TABLES]
+        named = [with_problem(plugin) for plugin in known() if plugin.group == "datasets" and plugin.name != TABLES]
     for plugin in named:
         if plugin.problem:
             say(f"Left out: {plugin.name} of {plugin.whose}: {plugin.problem}.", errors=True)

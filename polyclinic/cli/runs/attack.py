@@ -35,9 +35,9 @@ def attack(
     with working(as_json, "Starting"), loading():
         from polyclinic.inspection.attacks import attack_run
         from polyclinic.runs.folder import Run
-    with working(as_json, "Attacking") as doing:
+    with working(as_json, "Attacking") as on_step:
         result = attack_run(
-            run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, doing=doing
+            run, seed=seed, shadows=shadows, sensitive=names(sensitive), delta=delta, canaries=canaries, on_step=on_step
         )
     place = f"All figures: {Run(Path(result['run'])).attacks_file}; the run's report shows them."
     answer(as_json, result, *describe_attacks(result), place)

@@ -41,8 +41,8 @@ def run_under_flower(layers: Sequence[Mapping[str, Any]], app_dir: Path | None, 
     Modules in the current folder are found, as under ``polyclinic run``. Raises ConfigError for a folder that is no such app and
     for keys that cannot be, PolyclinicError with Flower's status when the run did not complete.
     """
-    packaged = FlowerApp.read(app_dir).config if app_dir else RunConfig.packaged()
-    if app_dir and (missing := [key for key in RunConfig.packaged() if key not in packaged]):
+    packaged = FlowerApp.read(app_dir).config if app_dir else RunConfig.app_config()
+    if app_dir and (missing := [key for key in RunConfig.app_config() if key not in packaged]):
         raise ConfigError(
             f"{app_dir} is not an app made with Polyclinic: its [tool.flwr.app.config] has no key {missing[0]!r}; "
             "`polyclinic simulate` runs other apps."

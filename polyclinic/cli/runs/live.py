@@ -87,20 +87,20 @@ class LiveProgress(progress.Progress):
         message = "Stopping after this round; Ctrl-C again stops at once."
         threading.Thread(target=self._console.print, args=(message,)).start()
 
-    def stopping(self) -> bool:
+    def is_stopping(self) -> bool:
         return self._stop
 
-    def opened(self, folder: Path) -> None:
+    def on_folder(self, folder: Path) -> None:
         self._console.print(f"Run folder: {folder}", soft_wrap=True)
 
-    def doing(self, what: str) -> None:
+    def on_step(self, what: str) -> None:
         self._bar.update(self._task, description=what)
         if self._console.is_terminal:
             self._live.refresh()
         else:
             self._console.print(what, soft_wrap=True)
 
-    def started(
+    def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: str | None
     ) -> None:
         from polyclinic.programs import program_of  # only a run needs it
@@ -121,7 +121,7 @@ class LiveProgress(progress.Progress):
             promise += (
                 f"\ncentral noise: ε = {config.central.epsilon:g}, δ = {config.central.delta:g} for a whole hospital"
             )
-        what = f"{len(sites)} hospital{'s' if sites[1:] else ''}, {config.strategy}, {program.called(sites[0].schema)}"
+        what = f"{len(sites)} hospital{'s' if sites[1:] else ''}, {config.strategy}, {program.model_title(sites[0].schema)}"
         what += f", {config.task}" if not program.stepwise else ""
         what += f", {config.rounds} round{'s' if config.rounds > 1 else ''}"
         what += f", each {program.round_is}" if program.round_is and config.rounds > 1 else ""
@@ -133,10 +133,10 @@ class LiveProgress(progress.Progress):
                 (promise, "" if privacy or config.central.on else "yellow"),
             )
         )
-        if chosen := program.chosen(sites[0].schema):
+        if chosen := program.why_model(sites[0].schema):
             self._console.print(chosen, style="dim", soft_wrap=True)
 
-    def round_done(self, config: RunConfig, state: RunState) -> None:
+    def on_round(self, config: RunConfig, state: RunState) -> None:
         rows = {row["site"]: row for row in state.newest_rows()}
         sites = sum(1 for row in rows.values() if row.get("bytes_up") is not None)
         speed = f"{state.round / state.seconds:.2g} rounds/s, {sites * state.round / state.seconds:.3g} sites/s"
@@ -195,15 +195,15 @@ class SweepProgress(Watch):
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def begun(self, total: int, finished: int) -> None:
+    def on_begin(self, total: int, finished: int) -> None:
         before = f", of which {finished} are finished" if finished else ""
         self._console.print(f"{total} runs{before}")
         self._bar.reset(self._task, total=total, completed=finished)
 
-    def started(self, planned: Planned) -> None:
+    def on_run(self, planned: Planned) -> None:
         self._bar.update(self._task, description=str(planned))
 
-    def ended(self, outcome: Outcome) -> None:
+    def on_outcome(self, outcome: Outcome) -> None:
         self._bar.advance(self._task)
         ended = f"failed: {outcome.error}" if outcome.run is None else "finished"
         if outcome.run is None or not self._console.is_terminal:

@@ -42,11 +42,11 @@ def quality(
         raise ConfigError(f"--seed is {seed}; allowed are whole numbers of at least 0.")
     with working(as_json, "Starting"), loading():
         from polyclinic.inspection.quality import judge_at_home, judge_run
-    with working(as_json, "Judging") as doing:
+    with working(as_json, "Judging") as on_step:
         if hospital is None or out is None:
-            result = judge_run(run, full=not quick, seed=seed, doing=doing)
+            result = judge_run(run, full=not quick, seed=seed, on_step=on_step)
         else:
-            result = judge_at_home(run, hospital, out, full=not quick, seed=seed, force=force, doing=doing)
+            result = judge_at_home(run, hospital, out, full=not quick, seed=seed, force=force, on_step=on_step)
     place = f"{out}" if out is not None else f"the report of {result['run']}"
     answer(as_json, result, *describe_quality(result), f"All figures: {place}. They are exact, not private.")
 

@@ -135,7 +135,7 @@ def _of_ledger(path: Path, held_out: bool = False) -> Iterator[Metric]:
     spent, budget, intact = None, None, False
     with suppress(PolyclinicError):
         ledger = Ledger.read(path)
-        spent, budget, intact = ledger.spent(), ledger.budget, ledger.verify()
+        spent, budget, intact = ledger.epsilon(), ledger.budget, ledger.verify()
     prefix, whose = ("held_out_", "held-out patients'") if held_out else ("", "hospital's")
     yield _gauge(f"{prefix}ledger_intact", f"1 where the {whose} ledger is as it was written.", int(intact))
     if spent is not None:

@@ -61,10 +61,10 @@ class Dataset:
     readings: tuple[str, ...] = ()
     own_numbers: bool = False
 
-    def labelled(self, names: Sequence[str]) -> Dataset:
+    def with_labels(self, names: Sequence[str]) -> Dataset:
         """The dataset with these columns as its labels, and without the rows that lack one of them.
 
-        Raises ConfigError and DataError as ``Schema.labelled``.
+        Raises ConfigError and DataError as ``Schema.with_labels``.
         """
         load, generate = self.load, self.generate
 
@@ -72,7 +72,7 @@ class Dataset:
             return records.dropna(subset=list(names)).reset_index(drop=True)
 
         return replace(
-            self, schema=self.schema.labelled(names), load=lambda: whole(load()),
+            self, schema=self.schema.with_labels(names), load=lambda: whole(load()),
             generate=None if generate is None else lambda sites, patients, seed: whole(generate(sites, patients, seed)),
         )  # fmt: skip
 

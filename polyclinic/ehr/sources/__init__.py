@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, Source, numbered, of_cohort, typed
+from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, Source, as_chunks, of_cohort, typed_records
 from polyclinic.ehr.sources.files import file_chunks
 
 #: Where each source that comes with Polyclinic is, by name; loaded when it is asked for.
@@ -32,7 +32,7 @@ def read_records(path: str | Path, schema: Schema) -> pd.DataFrame:
     path: a .csv, .csv.gz or .parquet file, a folder of such files, or a glob pattern; files are read in order of name.
     Empty cells, NA, NaN, null and ? are missing. Raises DataError naming file, column and data row, never a cell.
     """
-    return pd.concat([typed(chunk, schema) for chunk in file_chunks(path, schema)], ignore_index=True)
+    return pd.concat([typed_records(chunk, schema) for chunk in file_chunks(path, schema)], ignore_index=True)
 
 
 def named_place(data: str, sources: Collection[str]) -> tuple[str, str]:
@@ -55,9 +55,9 @@ __all__ = [
     "Chunk",
     "Place",
     "Source",
+    "as_chunks",
     "named_place",
-    "numbered",
     "of_cohort",
     "read_records",
-    "typed",
+    "typed_records",
 ]

@@ -1,7 +1,7 @@
 """What a source gives: its records in chunks, each of which knows its place in the source.
 
 A source is a function of a ``Place`` and a schema that yields chunks. Their cells may be of any type that the checks
-of ``ehr.checks`` understand; ``typed`` makes them what the schema declares.
+of ``ehr.checks`` understand; ``typed_records`` makes them what the schema declares.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Chunk:
 Source = Callable[[Place, Schema], Iterable[Chunk]]
 
 
-def numbered(frames: Iterable[pd.DataFrame], source: str) -> Iterator[Chunk]:
+def as_chunks(frames: Iterable[pd.DataFrame], source: str) -> Iterator[Chunk]:
     """Consecutive frames of one file or query as chunks."""
     start = 0
     for frame in frames:
@@ -98,7 +98,7 @@ def of_cohort(
 
     rows, flow = cohort.select(frames(), patient, source, begin)
     last: Chunk | None = None
-    for chunk in numbered(rows, f"{source}, rows of the cohort"):
+    for chunk in as_chunks(rows, f"{source}, rows of the cohort"):
         if last is not None:
             yield last
         last = chunk
@@ -107,7 +107,7 @@ def of_cohort(
         yield replace(last, flow=Flow((*before[-1].stages, *stages[1:]) if before else stages))
 
 
-def typed(chunk: Chunk, schema: Schema) -> pd.DataFrame:
+def typed_records(chunk: Chunk, schema: Schema) -> pd.DataFrame:
     """The chunk's records with exactly the schema's columns (role "ignore" left out), typed by their kinds.
 
     Raises CellsRefused with all faults, naming source, column and row of the source, never a cell.

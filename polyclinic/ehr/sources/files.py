@@ -22,7 +22,7 @@ import pandas as pd
 from polyclinic.ehr.checks import require_names
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.sources.cells import MISSING
-from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered
+from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, as_chunks
 from polyclinic.ehr.sources.quotes import stray_quotes
 from polyclinic.errors import DataError
 
@@ -77,7 +77,7 @@ def file_chunks(path: str | Path, schema: Schema, rows: int = ROWS) -> Iterator[
         for name in column.record_names
     }
     for file in found_files(path):
-        yield from numbered(read_table(file, names, rows, missing), str(file))
+        yield from as_chunks(read_table(file, names, rows, missing), str(file))
 
 
 def found_files(path: str | Path) -> list[Path]:

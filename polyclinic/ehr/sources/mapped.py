@@ -21,7 +21,7 @@ from polyclinic.ehr.dates import read_dates
 from polyclinic.ehr.events import Measure, matching, one_row_each
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.sources.cells import MISSING
-from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered, of_cohort
+from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, as_chunks, of_cohort
 from polyclinic.ehr.sources.files import SUFFIXES, column_names, read_table
 from polyclinic.ehr.sources.mapping import EICU, MIMIC3, MIMIC4, OMOP, ColumnOf, IndexOf, Layout, Mapping, Table
 from polyclinic.ehr.sources.sql import CREDENTIALS, Database
@@ -78,7 +78,7 @@ def map_tables(tables: Tables, layout: Layout, mapping: Mapping, schema: Schema)
     )
     frames = (records.iloc[start : start + ROWS].reset_index(drop=True) for start in range(0, len(records), ROWS))
     patient = schema.patient_id.name if schema.patient_id else None
-    yield from of_cohort(numbered(frames, tables.name), cohort, patient, tables.name, f"rows of {mapping.rows.table}")
+    yield from of_cohort(as_chunks(frames, tables.name), cohort, patient, tables.name, f"rows of {mapping.rows.table}")
 
 
 def _rows(tables: Tables, mapping: Mapping) -> pd.DataFrame:

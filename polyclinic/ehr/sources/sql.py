@@ -18,7 +18,7 @@ import pandas as pd
 
 from polyclinic.ehr.checks import require_columns
 from polyclinic.ehr.schema import Schema
-from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, numbered
+from polyclinic.ehr.sources.chunks import ROWS, Chunk, Place, as_chunks
 from polyclinic.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def sql(place: Place, schema: Schema) -> Iterator[Chunk]:
     query = place.options.get("query") or _text(place.path("query-file"))
     database = Database.at(place)
     columns = tuple(column for column in schema.columns if column.is_read)
-    for chunk in numbered(database.results(query), database.name):
+    for chunk in as_chunks(database.results(query), database.name):
         require_columns(chunk.records, columns, database.name)
         yield chunk
 

@@ -112,7 +112,7 @@ class Ledger:
         >>> ledger = Ledger.open(Path(tempfile.mkdtemp()) / "ledger.sqlite", Terms("north", delta=1e-5, budget=3.0))
         >>> round(ledger.charge(gaussian_event(4.0), "statistics", "run-1", round=0), 2)
         0.93
-        >>> ledger.spent() <= ledger.budget, [charge["purpose"] for charge in ledger.events()], ledger.verify()
+        >>> ledger.epsilon() <= ledger.budget, [charge["purpose"] for charge in ledger.events()], ledger.verify()
         (True, ['statistics'], True)
     """
 
@@ -231,7 +231,7 @@ class Ledger:
             raise after
         return after
 
-    def spent(self, accountant: Accountant | None = None, delta: float | None = None) -> float:
+    def epsilon(self, accountant: Accountant | None = None, delta: float | None = None) -> float:
         """The epsilon of all events at the ledger's delta, by its own accountant unless another is named.
 
         Another ``delta`` gives another true epsilon of the same events; the budget stays at the ledger's own.
@@ -358,7 +358,7 @@ def check_affordable(
 
 
 def spent_all(ledgers: Sequence[Ledger]) -> list[float]:
-    """``Ledger.spent`` of several sites of one file.
+    """``Ledger.epsilon`` of several sites of one file.
 
     Examples:
         >>> import tempfile

@@ -97,7 +97,7 @@ class Statistic(Sums):
     def classes(self, schema: Schema, classes: Sequence[float]) -> np.ndarray:
         return np.ones(1)
 
-    def evaluated(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
+    def arrays_to_score(self, model: Arrays, synthesizer: Synthesizer | None) -> None:
         """Nothing scores a patient."""
 
     def subject(self, claim: Claim) -> Fixed:
@@ -152,7 +152,7 @@ class Analysis(Statistic):
         """Whether a sum has noise for privacy, and not a secure sum's rounding alone."""
         return self.config.privacy.dp and noise > 0
 
-    def called(self, schema: Schema) -> str:
+    def model_title(self, schema: Schema) -> str:
         return self.config.task
 
     def plain_task(self, schema: Schema, question: Mapping[str, np.ndarray] | None = None) -> ExactSumsTask:

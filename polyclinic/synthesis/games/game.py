@@ -171,7 +171,7 @@ class Game:
             return torch.from_numpy(rng.uniform(-1.0, 1.0, (rows, self.latent)).astype(np.float32))
         return torch.from_numpy(rng.standard_normal((rows, self.latent), dtype=np.float32))
 
-    def clipped(self, critic: Arrays) -> Arrays:
+    def clip(self, critic: Arrays) -> Arrays:
         """The critic's arrays within ``weight_clip``: post-processing (Arjovsky et al. 2017)."""
         if self.weight_clip is None:
             return critic

@@ -26,7 +26,7 @@ from polyclinic.synthesis.layout import Layout
 from polyclinic.synthesis.sums import SumsMethod, class_frequencies, clipped_total
 from polyclinic.training.auditing.faults import Train, train_unchecked
 from polyclinic.training.auditing.law import ROUNDING, Finding
-from polyclinic.training.auditing.subject import Claim, Subject, moves, neighbours, privatised
+from polyclinic.training.auditing.subject import Claim, Subject, arrays_with_noise, moves, neighbours
 from polyclinic.training.preparation import PatientSums
 from polyclinic.training.synthesis import ROUND, GameTask, SumsTask
 from polyclinic.training.task import SiteUpdate, SiteWork, TrainSettings
@@ -68,7 +68,7 @@ class Fixed(Subject):
         if isinstance(self.task, SumsTask):
             return self.task.size
         build, arrays = self.model()
-        return sum(arrays[name].size for name in privatised(self, build, arrays))
+        return sum(arrays[name].size for name in arrays_with_noise(self, build, arrays))
 
     @property
     def canaries(self) -> Callable[[int, int, int, float, Stream], Rows]:

@@ -161,7 +161,7 @@ def noisy_sums(
         settings, learning_rate=scale * settings.sample_rate, optimizer="sgd", momentum=0.0, weight_decay=0.0, radius=0.0,
         denoise="none", local=watched,
     )  # fmt: skip
-    names, seen = privatised(subject, build, arrays), subject.views(settings)
+    names, seen = arrays_with_noise(subject, build, arrays), subject.views(settings)
     states: list[Arrays] = [{} for _ in hospitals]
     shown: list[list[list[Reals]]] = [[] for _ in seen]
     for _ in range(rounds):
@@ -172,16 +172,16 @@ def noisy_sums(
     return [np.asarray(sums) for sums in shown]
 
 
-def privatised(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:
-    """The arrays that records reach, through noise: all trainable ones, unless the task has a ``privatised`` of its own.
+def arrays_with_noise(subject: Subject, build: Builder, arrays: Arrays) -> list[str]:
+    """The arrays that records reach, through noise: all trainable ones, unless the task has a ``arrays_with_noise`` of its own.
 
     Args:
         subject: What is audited.
         build: Makes the model's module.
         arrays: The model's arrays.
     """
-    if hasattr(subject.task, "privatised"):
-        return list(subject.task.privatised(build, arrays))
+    if hasattr(subject.task, "arrays_with_noise"):
+        return list(subject.task.arrays_with_noise(build, arrays))
     return [name for name, value in load(build, arrays).named_parameters() if value.requires_grad]
 
 

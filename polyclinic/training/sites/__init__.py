@@ -112,7 +112,7 @@ class TrainedSites(Sites):
                 rows[index] = torch.from_numpy(np.array(site.state[f"{_KEPT}{name}"])).to(first)
         return torch.stack(rows)
 
-    def received(self, name: str) -> Tensor:
+    def from_server(self, name: str) -> Tensor:
         return flat_parameters(self._module, self.work[0].beside[name])[None]
 
     def stays(self) -> Tensor:

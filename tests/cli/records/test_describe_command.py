@@ -39,7 +39,7 @@ def test_one_budget_pays_for_the_whole_table(tmp_path: Path) -> None:
     assert 1.98 < answer["privacy"]["epsilon"] <= 2
     for name in answer["sites"]:
         ledger = Ledger.read(Path(answer["ledger"]), name)
-        assert [event["purpose"] for event in ledger.events()] == ["query-description"] and 1.98 < ledger.spent() <= 2
+        assert [event["purpose"] for event in ledger.events()] == ["query-description"] and 1.98 < ledger.epsilon() <= 2
     assert sorted(path.name for path in (out / "tables").iterdir()) == [
         f"{name}.{kind}" for name in ("table1-hospitals", "table1") for kind in ("csv", "html", "tex")
     ]  # fmt: skip

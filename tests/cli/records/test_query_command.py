@@ -51,7 +51,7 @@ def test_all_hospitals_answer_and_are_charged(heart_disease: None, tmp_path: Pat
     ledgers = Ledger.read_all(tmp_path / "l")
     for name, site in result["sites"].items():
         assert abs(site["value"] - truth[name]) < 6 * site["standard_error"]
-        assert 0.99 < site["epsilon"] == ledgers[name].spent() <= 1.0
+        assert 0.99 < site["epsilon"] == ledgers[name].epsilon() <= 1.0
         assert site["budget"] is None
     assert (
         result["privacy"].items() >= {"delta": 1e-4, "unit": "patient", "relation": "add-remove", "overlap": 1}.items()
@@ -241,7 +241,7 @@ def test_a_real_hospital_answers_by_its_own_policy_and_ledger(hospital: Path) ->
     assert set(one["sites"]) == {"north"} and one["sites"]["north"]["budget"] == 1.0
     ledger = Ledger.read(Path(one["ledger"]))
     assert [event["purpose"] for event in ledger.events()] == ["query-mean"] * 2
-    assert other["sites"]["north"]["epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+    assert other["sites"]["north"]["epsilon"] == pytest.approx(ledger.epsilon(), rel=0.02)
     with pytest.raises(BudgetRefused, match="refuses 'query-mean'"):
         query(*asked)
     assert len(ledger.events()) == 2

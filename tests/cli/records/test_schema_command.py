@@ -169,7 +169,7 @@ def test_a_hospital_file_names_any_source(tmp_path: Path) -> None:
     hospital.write_text(text.replace("[policy]", '[source]\nquery = "select * from visits"\n[policy]'))
     reply = train(hospital)
     assert reply.has_content(), reply.error
-    assert ledger(hospital).spent() > 0
+    assert ledger(hospital).epsilon() > 0
 
 
 def test_the_log_alone_says_why_and_never_the_password(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -73,7 +73,7 @@ def test_a_hospitals_metrics_are_what_its_journal_and_ledger_say(tmp_path: Path)
     )
     assert found["polyclinic_refusals_total"] == 1 and found["polyclinic_rounds_total"] == 1
     assert found["polyclinic_bytes_total in"] == 2 * found["polyclinic_bytes_total out"] > 0
-    spent = ledger(hospital).spent()
+    spent = ledger(hospital).epsilon()
     assert found["polyclinic_epsilon_spent"] == pytest.approx(spent)
     assert found["polyclinic_epsilon_left"] == pytest.approx(2.0 - spent) and found["polyclinic_ledger_intact"] == 1
 

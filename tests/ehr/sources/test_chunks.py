@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import build_shard, check_chunks, check_records, read_shard
-from polyclinic.ehr.sources import Chunk, Place, numbered, read_records
+from polyclinic.ehr.sources import Chunk, Place, as_chunks, read_records
 from polyclinic.ehr.sources.files import file_chunks
 from polyclinic.ehr.sources.sql import Database
 from polyclinic.errors import ConfigError, DataError
@@ -62,7 +62,7 @@ def test_the_size_of_chunks_changes_nothing(schema: Schema, seed: int, rows: int
                 table.to_sql("t", connection, index=False)
             connection.close()
             frames = Database.at(Place("sqlite:///a.db", folder)).results("select * from t", chunk)
-            found = check_chunks(numbered(frames, "a"), schema, "a")
+            found = check_chunks(as_chunks(frames, "a"), schema, "a")
             whole = check_records(pd.read_sql("select * from t", f"sqlite:///{folder}/a.db"), schema, "a")
         else:
             table.to_csv(folder / "a.csv", index=False)
@@ -102,11 +102,11 @@ def test_a_source_of_another_package_is_found_by_its_name(
     schema: Schema, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "warehouse.py").write_text(
-        "import pandas as pd\nfrom polyclinic.ehr.sources import numbered\n"
+        "import pandas as pd\nfrom polyclinic.ehr.sources import as_chunks\n"
         "def read(place, schema):\n"
         "    if place.text == 'broken':\n        raise RuntimeError('canary')\n"
         "    place.allow('size')\n"
-        "    return [1] if place.text == 'odd' else numbered([pd.read_csv(place.folder / place.text)], place.text)\n"
+        "    return [1] if place.text == 'odd' else as_chunks([pd.read_csv(place.folder / place.text)], place.text)\n"
     )
     info = tmp_path / "warehouse-1.dist-info"
     info.mkdir()
@@ -130,6 +130,6 @@ def test_a_source_of_another_package_is_found_by_its_name(
 
 
 def test_a_chunk_knows_where_it_began() -> None:
-    chunks = list(numbered([pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3]})], "s"))
+    chunks = list(as_chunks([pd.DataFrame({"a": [1, 2]}), pd.DataFrame({"a": [3]})], "s"))
     assert [(chunk.source, chunk.start, len(chunk.records)) for chunk in chunks] == [("s", 0, 2), ("s", 2, 1)]
     assert isinstance(chunks[0], Chunk)

@@ -14,7 +14,7 @@ import pytest
 
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import read_shard
-from polyclinic.ehr.sources import typed
+from polyclinic.ehr.sources import typed_records
 from polyclinic.errors import ConfigError, DataError
 from polyclinic.plugins import open_source
 from tests.ehr.conftest import _real
@@ -25,7 +25,7 @@ CANARY = "canary-4711"
 def read(data: str, folder: Path, mapping: str, schema: Schema, **options: str) -> pd.DataFrame:
     (folder / "mapping.toml").write_text(mapping)
     chunks = open_source(data, folder, {"mapping": "mapping.toml", **options}, schema)
-    return pd.concat([typed(chunk, schema) for chunk in chunks], ignore_index=True)
+    return pd.concat([typed_records(chunk, schema) for chunk in chunks], ignore_index=True)
 
 
 def _schema(*columns: Column) -> Schema:

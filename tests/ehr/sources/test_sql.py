@@ -19,7 +19,7 @@ import pytest
 from polyclinic.config import RunConfig
 from polyclinic.ehr.schema import Column, Schema
 from polyclinic.ehr.shard import build_shard, read_shard
-from polyclinic.ehr.sources import Place, numbered, typed
+from polyclinic.ehr.sources import Place, as_chunks, typed_records
 from polyclinic.ehr.sources.sql import Database, sql
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.plugins import open_source
@@ -98,7 +98,7 @@ def test_the_types_of_a_database_read_as_the_schema_says(server: Server, monkeyp
     (chunk,) = sql(place, schema)
     assert chunk.records["n"].tolist() == [Decimal("2.50"), None]
     (again,) = open_source(server.url, Path(), place.options, schema)
-    table = typed(again, schema)
+    table = typed_records(again, schema)
     assert table["n"].tolist()[0] == 2.5 and table["c"].tolist() == ["1", "2"] and table["b"].tolist() == [1, 0]
     assert table["seen"].tolist() == ["2020-01-31", None] and table["i"].isna().tolist() == [False, True]
 
@@ -117,7 +117,7 @@ def test_a_bad_cell_names_its_row_in_the_whole_result(schema: Schema, many: pd.D
     connection.close()
     frames = Database.at(_sqlite(tmp_path)).results("select * from visits", rows=7)
     with pytest.raises(DataError, match="column 'age', data row 41: .*not a number") as caught:
-        read_shard(numbered(frames, "clinic"), schema, "north")
+        read_shard(as_chunks(frames, "clinic"), schema, "north")
     assert CANARY not in str(caught.value)
 
 

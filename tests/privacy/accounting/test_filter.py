@@ -165,7 +165,7 @@ def test_one_declared_plan_costs_what_its_composition_costs(tmp_path: Path, acco
     ledger = Ledger.open(tmp_path / "l.sqlite", Terms("north", DELTA, budget=BUDGET, accountant=accountant))
     for number in range(10):
         ledger.charge(one, "train", "run-1", number, plan=[(one, 10)])
-    assert 0.995 * BUDGET < ledger.spent() == epsilon(dpsgd_event(0.05, noise, 40), DELTA, accountant) <= BUDGET
+    assert 0.995 * BUDGET < ledger.epsilon() == epsilon(dpsgd_event(0.05, noise, 40), DELTA, accountant) <= BUDGET
     assert ledger.verify()
 
 
@@ -195,7 +195,7 @@ def test_a_plan_that_reserves_the_budget_answers_nothing_else_until_the_budget_i
         ledger.charge(one, "train", "run-1", number + 2)
     with pytest.raises(BudgetRefused):
         ledger.charge(one, "train", "run-1", 11)
-    assert ledger.spent() == epsilon(gaussian_event(noise, 10), DELTA) <= BUDGET
+    assert ledger.epsilon() == epsilon(gaussian_event(noise, 10), DELTA) <= BUDGET
     Ledger.open(path, Terms("north", DELTA, budget=2.0)).charge(gaussian_event(100.0), "statistics", "run-2", 1)
 
 

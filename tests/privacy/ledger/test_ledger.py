@@ -50,7 +50,7 @@ def _python(script: str, *arguments: object) -> subprocess.Popen:
 
 def test_a_new_ledger_has_spent_nothing(path):
     ledger = _open(path)
-    assert ledger.spent() == 0 and ledger.events() == [] and ledger.verify()
+    assert ledger.epsilon() == 0 and ledger.events() == [] and ledger.verify()
     assert [entry.name for entry in path.parent.iterdir()] == ["ledger.sqlite"]
 
 
@@ -61,10 +61,10 @@ def test_spent_equals_the_accountant_over_rounds_and_opens(path):
         for turn, event in enumerate(events)
     ]
     exact = epsilon(dpa.ComposedDpEvent(events), 1e-5)
-    assert _open(path, 20.0).spent() == exact
+    assert _open(path, 20.0).epsilon() == exact
     assert exact <= returned[-1] <= exact * 1.02
     assert returned == sorted(returned)
-    assert _open(path, 20.0).spent("rdp") == epsilon(dpa.ComposedDpEvent(events), 1e-5, "rdp")
+    assert _open(path, 20.0).epsilon("rdp") == epsilon(dpa.ComposedDpEvent(events), 1e-5, "rdp")
     assert _open(path, 20.0).verify()
 
 
@@ -74,7 +74,7 @@ def test_every_step_is_charged(path):
         ledger.charge(ROUND, "training", "run-1", turn, plan=[(ROUND, 3)])
     recorded = [event_from_json(entry["event"]) for entry in ledger.events()]
     assert sum(event.count for event in recorded) == 15
-    assert ledger.spent() == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-5)
+    assert ledger.epsilon() == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-5)
 
 
 def test_events_are_kept_in_order_with_run_round_and_purpose(path):
@@ -91,11 +91,11 @@ def test_events_are_kept_in_order_with_run_round_and_purpose(path):
 def test_refused_charge_leaves_ledger_unchanged(path, accountant):
     ledger = _open(path, 2.5, accountant=accountant)
     ledger.charge(ROUND, "training", "run-1", 1)
-    before, spent, events = _content(path), ledger.spent(), ledger.events()
+    before, spent, events = _content(path), ledger.epsilon(), ledger.events()
     with pytest.raises(BudgetRefused, match=r"'hospital-1'.*spent is .*would become .*allowed is 2.5"):
         ledger.charge(dpsgd_event(0.1, 1.2, 500), "training", "run-1", 2)
     assert _content(path) == before
-    assert ledger.spent() == spent and ledger.events() == events and ledger.verify()
+    assert ledger.epsilon() == spent and ledger.events() == events and ledger.verify()
 
 
 def test_events_without_noise_are_refused_under_any_budget(path):
@@ -114,7 +114,7 @@ def test_budget_holds_over_several_runs(path):
                 ledger.charge(one, "training", f"run-{run}", turn, plan=[(one, 3)])
                 accepted += 1
     assert accepted > 3
-    assert _open(path, 3.0).spent() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
+    assert _open(path, 3.0).epsilon() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
     assert len(_open(path, 3.0).events()) == accepted
 
 
@@ -125,7 +125,7 @@ def test_a_plan_fits_into_a_budget_of_its_own_epsilon_and_no_further(path):
     ledger.charge(made.statistics_event, "statistics", "run-1", 0, plan=made.charges)
     for turn in range(4):
         ledger.charge(one_round, "training", "run-1", turn + 1)
-    assert ledger.spent() == epsilon(made.total_event, made.delta) <= made.epsilon
+    assert ledger.epsilon() == epsilon(made.total_event, made.delta) <= made.epsilon
     for run in ("run-1", "run-2"):
         with pytest.raises(BudgetRefused, match="run 'run-1' declared before its first charge"):
             ledger.charge(one_round, "training", run, 5)
@@ -143,7 +143,7 @@ def test_a_run_that_may_cost_so_much_cannot_choose_from_a_longer_plan(path):
         check_affordable(path, ledger.terms, "run-1", [one_round], longer, [Limit(1.0)])
     check_affordable(path, ledger.terms, "run-1", [one_round], own, [Limit(1.0)])
     after = [charge_all([(ledger, replace(charge, round=turn, plan=own))])[0] for turn in range(5)]
-    assert [isinstance(one, BudgetRefused) for one in after] == [False] * 4 + [True] and ledger.spent() <= 1.0
+    assert [isinstance(one, BudgetRefused) for one in after] == [False] * 4 + [True] and ledger.epsilon() <= 1.0
 
 
 def test_budget_is_the_policys_of_now(path):
@@ -158,7 +158,7 @@ def test_budget_is_the_policys_of_now(path):
 def test_unlimited_ledger_takes_events_without_noise(path):
     ledger = _open(path, None)
     assert ledger.charge(dpa.NonPrivateDpEvent(), "training", "run-1", 1) == math.inf
-    assert ledger.spent() == math.inf
+    assert ledger.epsilon() == math.inf
     assert statements([ledger])[0]["epsilon"] is None and statements([ledger])[0]["events"][0]["epsilon_after"] is None
     assert ledger.verify()
 
@@ -226,7 +226,7 @@ def test_a_torn_ledger_is_a_data_error(path):
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError):
-        _open(path, 1e3).spent()
+        _open(path, 1e3).epsilon()
 
 
 def test_other_databases_and_missing_files_are_data_errors(tmp_path):
@@ -278,7 +278,7 @@ def test_statements_of_many_sites_are_those_of_each(path):
     found = statements(ledgers)
     assert found == [statements([ledger])[0] for ledger in ledgers]
     assert [one["intact"] for one in found] == [ledger.verify() for ledger in ledgers] == [True, False, True, True]
-    assert [len(one["events"]) for one in found] == [1, 2, 3, 0] and found[2]["epsilon"] == ledgers[2].spent()
+    assert [len(one["events"]) for one in found] == [1, 2, 3, 0] and found[2]["epsilon"] == ledgers[2].epsilon()
     assert [one["events"] for one in found] == [ledger.events() for ledger in ledgers]
 
 
@@ -289,7 +289,7 @@ def test_an_edited_event_that_cannot_be_accounted_is_a_data_error(path):
     db.commit()
     db.close()
     with pytest.raises(DataError):
-        _open(path).spent()
+        _open(path).epsilon()
     assert not _open(path).verify()
 
 
@@ -311,7 +311,7 @@ def test_fault_22_charge_survives_kill(path):
     process.wait()
     ledger = _open(path)
     assert [entry["round"] for entry in ledger.events()] == [1]
-    assert ledger.spent() == epsilon(ROUND, 1e-5) and said == pytest.approx(ledger.spent(), rel=0.02)
+    assert ledger.epsilon() == epsilon(ROUND, 1e-5) and said == pytest.approx(ledger.epsilon(), rel=0.02)
     assert ledger.verify()
 
 
@@ -343,7 +343,7 @@ def test_kill_within_a_transaction_leaves_the_previous_content(path, tmp_path):
     assert Ledger.read(copy / path.name).events() == events
     reopened = _open(path)
     assert reopened.events() == events and reopened.verify()
-    assert reopened.spent() == epsilon(ROUND, 1e-5)
+    assert reopened.epsilon() == epsilon(ROUND, 1e-5)
     reopened.charge(ROUND, "training", "run-2", 1)
     assert reopened.verify() and len(reopened.events()) == 2
 
@@ -377,7 +377,7 @@ def test_processes_charging_at_once_never_overspend(path):
     accepted = sum(int(process.communicate(timeout=120)[0]) for process in processes)
     ledger = _open(path, 3.0)
     assert len(ledger.events()) == accepted > 1
-    assert ledger.spent() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
+    assert ledger.epsilon() <= 3.0 < 1.01 * epsilon(gaussian_event(8.0, accepted + 1), 1e-5)
     assert ledger.verify()
 
 

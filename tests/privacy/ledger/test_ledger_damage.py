@@ -63,7 +63,7 @@ DEEDS: dict[str, Callable[[Path], Any]] = {
     "export": exported,
     "show": shown,
     "charges": lambda path: Ledger.read(path, "S").charges("train", "r"),
-    "spent": lambda path: Ledger.read(path, "S").spent(),
+    "spent": lambda path: Ledger.read(path, "S").epsilon(),
     "open": lambda path: Ledger.open(path, TERMS),
     "charge": lambda path: Ledger.open(path, TERMS).charge(EVENT, "train", "r", 4),
 }

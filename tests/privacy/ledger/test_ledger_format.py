@@ -37,7 +37,7 @@ def test_a_ledger_without_a_number_is_read_as_it_is_and_gets_one_with_its_next_c
     assert number(ledger.path) == FORMAT
     spent = ledger.charge(EVENT, "train", "r", 1)
     number(ledger.path, 0)
-    assert Ledger.read(ledger.path).spent() == pytest.approx(spent) and number(ledger.path) == 0
+    assert Ledger.read(ledger.path).epsilon() == pytest.approx(spent) and number(ledger.path) == 0
     ledger.charge(EVENT, "train", "r", 2)
     assert number(ledger.path) == FORMAT
     [statement] = verify_all(ledger.path)

@@ -62,22 +62,22 @@ def test_epsilon_at_another_delta_is_the_accountants_and_falls_with_delta(path: 
     for turn in range(3):
         ledger.charge(ROUND, "train", "run-1", turn, plan=[(ROUND, 3)])
     deltas = [1e-3, 1e-5, 1e-6, 1e-8, 1e-12]
-    found = [ledger.spent(delta=delta) for delta in deltas]
+    found = [ledger.epsilon(delta=delta) for delta in deltas]
     assert found == [epsilon(dpsgd_event(0.1, 1.2, 15), delta) for delta in deltas]
-    assert found == sorted(found) and ledger.spent() == found[1]
-    assert ledger.spent("rdp", delta=1e-6) == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-6, "rdp")
+    assert found == sorted(found) and ledger.epsilon() == found[1]
+    assert ledger.epsilon("rdp", delta=1e-6) == epsilon(dpsgd_event(0.1, 1.2, 15), 1e-6, "rdp")
 
 
 def test_epsilon_is_finite_at_a_delta_below_what_loss_distributions_resolve(path: Path) -> None:
     ledger = opened(path)
     ledger.charge(ROUND, "train", "run-1", 1)
-    assert ledger.spent() < ledger.spent(delta=1e-12) <= epsilon(ROUND, 1e-12, "rdp")
+    assert ledger.epsilon() < ledger.epsilon(delta=1e-12) <= epsilon(ROUND, 1e-12, "rdp")
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
 def test_an_impossible_delta_is_refused(path: Path, delta: float) -> None:
     with pytest.raises(ConfigError, match="delta must lie in"):
-        opened(path).spent(delta=delta)
+        opened(path).epsilon(delta=delta)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_the_curve_in_a_statement(path: Path) -> None:
 def test_the_budget_stays_at_the_ledgers_delta(path: Path) -> None:
     ledger = opened(path, epsilon(ROUND, 1e-5))
     ledger.charge(ROUND, "train", "run-1", 1)
-    assert ledger.spent(delta=1e-8) > ledger.budget
+    assert ledger.epsilon(delta=1e-8) > ledger.budget
 
 
 def test_runs_are_told_apart_and_do_not_add_up(path: Path) -> None:
@@ -110,7 +110,7 @@ def test_runs_are_told_apart_and_do_not_add_up(path: Path) -> None:
     assert (first["run"], first["charges"], second["run"], second["charges"]) == ("run-1", 3, "run-2", 1)
     assert first["epsilon"] == epsilon(dpa.ComposedDpEvent([COUNT, dpa.SelfComposedDpEvent(ROUND, 2)]), 1e-5)
     assert second["epsilon"] == epsilon(COUNT, 1e-5)
-    assert max(first["epsilon"], second["epsilon"]) < ledger.spent() < first["epsilon"] + second["epsilon"]
+    assert max(first["epsilon"], second["epsilon"]) < ledger.epsilon() < first["epsilon"] + second["epsilon"]
 
 
 def test_the_room_that_is_said_to_be_left_is_there_and_no_more(path: Path) -> None:
@@ -119,7 +119,7 @@ def test_the_room_that_is_said_to_be_left_is_there_and_no_more(path: Path) -> No
         ledger.charge(ROUND, "train", "run-1", turn, plan=[(ROUND, 3)])
     room = detail(path)["room"]
     assert room["epsilon"] == epsilon(gaussian_event(room["noise_multiplier"]), 1e-5)
-    assert 3.0 - ledger.spent() < room["epsilon"] < 3.0
+    assert 3.0 - ledger.epsilon() < room["epsilon"] < 3.0
     with pytest.raises(BudgetRefused):
         ledger.charge(gaussian_event(room["noise_multiplier"] * 0.99), "more", "run-2", 1)
     ledger.charge(gaussian_event(room["noise_multiplier"]), "more", "run-2", 1)
@@ -139,10 +139,10 @@ def test_room_is_the_budget_at_first_none_at_last_and_unlimited_without_one(path
 def test_what_leaves_outside_epsilon_is_listed_by_run_costs_nothing_and_is_never_refused(path: Path) -> None:
     ledger = opened(path)
     ledger.charge(ROUND, "train", "run-1", 1)
-    spent = ledger.spent()
+    spent = ledger.epsilon()
     for run in ("run-1", "run-1", "run-2"):
         opened(path, 0.5).charge(dpa.NoOpDpEvent(), "held-out metrics", run, 1)
-    assert ledger.spent() == spent and ledger.verify()
+    assert ledger.epsilon() == spent and ledger.verify()
     assert detail(path)["outside"] == [
         {"run": "run-1", "purpose": "held-out metrics", "times": 2},
         {"run": "run-2", "purpose": "held-out metrics", "times": 1},
@@ -156,8 +156,8 @@ def test_several_releases_cost_what_all_of_them_compose_to_and_more_than_each(pa
     events = {"statistics": COUNT, "train": dpsgd_event(0.1, 1.2, 40), "metrics": gaussian_event(5.0)}
     for turn, (purpose, event) in enumerate(events.items()):
         ledger.charge(event, purpose, "run-1", turn, plan=[(event, 1) for event in events.values()])
-    assert ledger.spent() == epsilon(dpa.ComposedDpEvent(list(events.values())), 1e-5)
-    assert all(ledger.spent() > epsilon(event, 1e-5) for event in events.values())
+    assert ledger.epsilon() == epsilon(dpa.ComposedDpEvent(list(events.values())), 1e-5)
+    assert all(ledger.epsilon() > epsilon(event, 1e-5) for event in events.values())
 
 
 spent_lists = st.lists(
@@ -212,7 +212,7 @@ def test_a_composition_within_an_event_can_be_charged(path: Path) -> None:
     events = (dpa.ComposedDpEvent([COUNT, ROUND]), dpa.SelfComposedDpEvent(dpa.ComposedDpEvent([COUNT]), 2))
     for event in events:
         ledger.charge(event, "both", "run-1", 1, plan=[(event, 1) for event in events])
-    assert ledger.spent() == epsilon(dpa.ComposedDpEvent([COUNT, COUNT, COUNT, ROUND]), 1e-5)
+    assert ledger.epsilon() == epsilon(dpa.ComposedDpEvent([COUNT, COUNT, COUNT, ROUND]), 1e-5)
 
 
 def test_what_was_spent_survives_a_message() -> None:
@@ -249,7 +249,7 @@ def test_statements_of_disjoint_sites_say_the_largest(path: Path) -> None:
         for number in range(turn):
             ledger.charge(ROUND, "train", "run-1", number, plan=[(ROUND, turn)])
     whole = statement_of(statements(ledgers))
-    assert whole["epsilon"] == ledgers[2].spent() and len(whole["events"]) == 3
+    assert whole["epsilon"] == ledgers[2].epsilon() and len(whole["events"]) == 3
 
 
 def test_the_risk_of_a_statement_is_that_of_all_its_charges_whatever_run_made_them(path: Path) -> None:

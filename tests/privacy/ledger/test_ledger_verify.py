@@ -71,7 +71,7 @@ def test_a_ledger_as_it_was_written_has_no_findings(path: Path) -> None:
     ledger.charge(gaussian_event(9.0), "statistics", "run-2", 0)
     statement = verify_all(path)[0]
     assert statement["intact"] and statement["findings"] == []
-    assert statement["epsilon"] == ledger.spent() and len(statement["events"]) == 4
+    assert statement["epsilon"] == ledger.epsilon() and len(statement["events"]) == 4
 
 
 def test_a_ledger_charged_up_to_its_budget_by_the_exact_accountant_has_no_findings(path: Path) -> None:
@@ -148,7 +148,7 @@ def test_an_event_that_cannot_be_accounted_is_a_finding_and_leaves_no_epsilon(pa
 
 
 def test_spending_beyond_the_budget_of_now_is_a_finding(path: Path) -> None:
-    spent = charged(path).spent()
+    spent = charged(path).epsilon()
     Ledger.open(path, Terms("hospital-1", 1e-5, budget=0.5))
     assert [seq for seq, _ in findings(path)] == [None]
     assert f"epsilon spent is {spent:.6g}" in findings(path)[0][1] and "0.5" in findings(path)[0][1]

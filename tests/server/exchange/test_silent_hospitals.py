@@ -114,7 +114,7 @@ def test_one_that_falls_silent_is_waited_for_once_and_comes_back_when_it_answers
     assert west["rounds_joined"] == 2 and charges(hospitals, "west") == ["statistics", *["train"] * trained]
     assert {(drop["site"], drop["reason"]) for drop in summary["dropouts"]} == {("west", "no reply within 0.2 seconds")}
     assert [drop["round"] for drop in summary["dropouts"]] == [*range(when, 4)]  # each round that it missed
-    spent = Ledger.read(hospitals / "west" / "home" / "ledger.sqlite").spent()
+    spent = Ledger.read(hospitals / "west" / "home" / "ledger.sqlite").epsilon()
     assert summary["statement"]["sites"]["west"]["epsilon"] >= spent * 0.98
 
 

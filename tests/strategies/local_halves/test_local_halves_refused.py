@@ -315,7 +315,7 @@ def test_a_real_hospitals_ledger_holds_the_gradients_of_the_half(tmp_path: Path,
     hospital, config = make_hospital(tmp_path, RICH), config_of(name)
     reply = ask(hospital, config, plan=plan_of(config))
     assert reply.content["metrics"] == {"steps": float(looks), "num-examples": 150.0}
-    assert ledger(hospital).spent() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, looks), 1e-3), rel=1e-6)
+    assert ledger(hospital).epsilon() == pytest.approx(epsilon(dpsgd_event(0.2, 1.2, looks), 1e-3), rel=1e-6)
 
 
 @pytest.mark.filterwarnings("ignore:overflow")

@@ -59,7 +59,7 @@ MISTAKES: dict[str, tuple[type[LocalHalf], str]] = {
         half(lambda sites: Trained(sites.model, state={"a": torch.tensor(1.0)}), keeps=True), "a row for each of 2 hospitals",
     ),
     "kept in another form": (half(later, keeps=True), "RuntimeError"),
-    "not received": (half(lambda sites: Trained(sites.model + sites.received("a"))), "KeyError: 'a'"),
+    "not received": (half(lambda sites: Trained(sites.model + sites.from_server("a"))), "KeyError: 'a'"),
     "a penalty of all rows": (half(lambda sites: penalised(sites, lambda row, others: row.sum()), penalises=True), "for 3 rows"),
     "division by zero": (half(lambda sites: Trained(sites.model / (1 // 0))), "ZeroDivisionError"),
 }  # fmt: skip

@@ -34,7 +34,7 @@ SMALL: dict[str, Any] = {"model": "mlp", "hidden": "3", "training.local-steps": 
 
 
 class Stops(Progress):
-    def round_done(self, config: Any, state: Any) -> None:
+    def on_round(self, config: Any, state: Any) -> None:
         if state.round == 2:
             raise PolyclinicError("The lights went out.")
 

@@ -136,8 +136,8 @@ def test_the_ledgers_hold_just_what_the_run_was_calibrated_for(quick: Quick, nam
         rounds = [event_from_json(charge["event"]) for charge in ledger.events() if charge["purpose"] == "train"]
         one = epsilon(dpsgd_event(config.training.sample_rate, noise, looks), 1e-3)
         assert [epsilon(event, 1e-3) for event in rounds] == pytest.approx([one] * 3, rel=1e-6)
-        assert 2.9 < ledger.spent() <= 3.0
-    plain = program_of(RunConfig.build(config.given() | {"strategy": "fedavg", "training.local-steps": 4}))
+        assert 2.9 < ledger.epsilon() <= 3.0
+    plain = program_of(RunConfig.build(config.minimal() | {"strategy": "fedavg", "training.local-steps": 4}))
     price = [epsilon(each.price(each.settings(1.0)), 1e-3) for each in (plain, program)]
     assert price[1] > 1.2 * price[0] if looks == 8 else price[1] == pytest.approx(price[0], rel=1e-9)
 

@@ -312,6 +312,6 @@ def test_pairs_that_a_layer_of_few_units_loses_are_counted(hidden: int) -> None:
     assert nothing == recipe.lost == max(12 - hidden, 0) * (max(12 - hidden, 0) + 1) // 2
     said = program_of(RunConfig.build({
         "task": "synthesis", "model": "maf", "synthesis.options": f"hidden={hidden}",
-    })).chosen(layout.schema)  # fmt: skip
+    })).why_model(layout.schema)  # fmt: skip
     assert (f"{recipe.lost} of 66 pairs" in said and "hidden=12" in said) if recipe.lost else not said
     assert make(layout, "maf", layers="0", hidden="1").lost == 0

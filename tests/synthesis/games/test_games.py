@@ -230,7 +230,7 @@ def test_the_penalty_on_generated_rows_brings_the_critics_slope_to_one() -> None
 
 def test_weights_are_kept_within_their_clip_and_rates_fall() -> None:
     made = game(**{"weight-clip": "0.01", "schedule": "linear", "learning-rate": 0.1})
-    critic = made.clipped({"w": np.array([-3.0, 0.005, 2.0]), "n": np.array([7])})
+    critic = made.clip({"w": np.array([-3.0, 0.005, 2.0]), "n": np.array([7])})
     assert_array_equal(critic["w"], [-0.01, 0.005, 0.01])
     assert_array_equal(critic["n"], [7])
     assert [made.rate(round, 4) for round in (1, 2, 3, 4)] == pytest.approx([0.1, 0.075, 0.05, 0.025])

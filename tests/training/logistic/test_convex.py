@@ -321,8 +321,8 @@ def test_a_run_spends_what_it_states(task: convex.ConvexTask, kind: str, dataset
     ledgers = Ledger.read_all(result.path / "sites" / "ledger.sqlite")
     for site, ledger in ledgers.items():
         assert [event["purpose"] for event in ledger.events()] == ["statistics", "train"]
-        assert 2.9 < ledger.spent() <= 3.0
-        assert result.sites.loc[site, "epsilon"] == pytest.approx(ledger.spent(), rel=0.02)
+        assert 2.9 < ledger.epsilon() <= 3.0
+        assert result.sites.loc[site, "epsilon"] == pytest.approx(ledger.epsilon(), rel=0.02)
     private = result.summary["privacy"]
     assert private["steps"] == 1 and private["sample_rate"] is None and result.summary["engine"] is None
 
@@ -358,7 +358,7 @@ def test_without_statistics_gamma_noise_makes_the_whole_run_pure(tmp_path: Path)
     )
     for ledger in Ledger.read_all(result.path / "sites" / "ledger.sqlite").values():
         (event,) = ledger.events()
-        assert event["event"]["delta"] == 0 and event["event"]["epsilon"] <= 3.0 and ledger.spent() <= 3.0
+        assert event["event"]["delta"] == 0 and event["event"]["epsilon"] <= 3.0 and ledger.epsilon() <= 3.0
     assert result.pooled["auroc"] > 0.9
 
 

@@ -237,5 +237,5 @@ def test_keys_that_newton_has_no_place_for_are_refused(keys: dict[str, Any], sai
 def test_newton_has_defaults_of_its_own_that_a_file_keeps() -> None:
     config = RunConfig.build(NEWTON)
     assert (config.rounds, config.data.standardise, config.privacy.statistics_share) == (8, "measured", 0.3)
-    assert config.given() == {"task": "classification", "strategy": "fedavg", "training.optimizer": "newton"}
-    assert RunConfig.build(config.given()) == config
+    assert config.minimal() == {"task": "classification", "strategy": "fedavg", "training.optimizer": "newton"}
+    assert RunConfig.build(config.minimal()) == config

@@ -21,6 +21,11 @@ COUNTS = ROOT / "tests/packaging/plain_english.json"
 FORBIDDEN = frozenset({"found", "told", "kept", "had", "known", "said", "one"})
 """Names that no variable, parameter or function has: each says how a value came about, and none what it is."""
 
+PARTICIPLE = re.compile(
+    r"_*((?!embed$)[a-z]*[^e]ed|begun|brought|built|chosen|drawn|given|held|lost|made|seen|sent|shown|spent|taken|written)"
+)
+"""A function of such a name says what was done to its result, and not what it does. A property may have one: it is a state."""
+
 MOST_WORDS = 30
 """The longest sentence of a page or a docstring, in words."""
 
@@ -37,7 +42,7 @@ GENERATED = ("docs/reference/commands.md", "docs/reference/configuration.md", "d
 
 @dataclass(frozen=True)
 class Place:
-    """One thing to repair: where, of which kind (name, sentence, args, heading), and the words."""
+    """One thing to repair: where, of which kind (name, participle, sentence, args, heading), and the words."""
 
     path: str
     line: int
@@ -109,6 +114,9 @@ def _of_code(path: str, text: str) -> Iterator[Place]:
         for name in _names(node):
             if name.strip("_") in FORBIDDEN:
                 yield Place(path, getattr(node, "lineno", 1), "name", name)
+        is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if is_function and PARTICIPLE.fullmatch(node.name) and not _is_state(node):
+            yield Place(path, node.lineno, "participle", node.name)
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and node.body:
             described = ast.get_docstring(node)
             if described:
@@ -126,6 +134,11 @@ def _of_code(path: str, text: str) -> Iterator[Place]:
                 continue
             if len(given) >= PARAMETERS and not inherited and not set(given) <= _described(described or ""):
                 yield Place(path, node.lineno, "args", f"{node.name}({', '.join(given)})")
+
+
+def _is_state(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether the function is a property, or what holds within a ``with``."""
+    return any(ast.unparse(each).endswith(("property", "contextmanager")) for each in node.decorator_list)
 
 
 def _has_help(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:

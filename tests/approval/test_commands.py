@@ -147,7 +147,8 @@ def test_a_hospital_pauses_stops_and_goes_on_by_the_command(
     assert refusal(hospital) == "the hospital has paused: an audit"
     assert cli("hospital", "resume", hospital).code == 0 and not refusal(hospital)
     assert cli("hospital", "resume", hospital).code == 2
-    assert "trial-1: denied by" in cli("hospital", "stop", hospital, "trial-1").out
+    said = cli("hospital", "stop", hospital, "trial-1").out
+    assert "trial-1: denied by" in said and "Nothing more is computed or charged for it here." in said
     assert refusal(hospital) == "the run was denied here"
     done = cli("hospital", "stop", hospital, "../home")
     assert done.code == 2 and "The run to be stopped" in done.error

@@ -100,7 +100,7 @@ def stop(folder: Folder, run: RunName, why: Why = "", as_json: Json = False) -> 
 
     node = _read(folder)
     shown = facts(approvals.stop(node.home, run, why), node.policy)
-    answer(as_json, shown, f"{run}: denied{_decision(shown)}")
+    answer(as_json, shown, f"{run}: denied{_decision(shown)}", "Nothing more is computed or charged for it here.")
 
 
 def pause(folder: Folder, why: Why = "", as_json: Json = False) -> None:

@@ -36,7 +36,7 @@ per {{ unit }}{{ " trained on" if whose }}.</strong></p>
 "This is what the " ~ privacy.overlap ~ " hospitals that spent most cost together, for one " ~ unit ~
 " may be at so many; any one hospital's own is in the table." }}
 {% if simulation %}Its noise was seeded, as in every simulation. {% endif %}
-What it covers and what it does not is said under <em>Privacy</em>.</p>
+The part <em>Privacy</em> says what it covers and what it does not.</p>
 {% if risk %}<p>{{ risk }}</p>{% endif %}
 {% if private_metrics %}<p>{{ private_metrics.sentence }}</p>{% endif %}
 {% if central %}<p>{{ central }}</p>{% endif %}

@@ -33,7 +33,7 @@ class Scaffold(MovedMean):
     Examples:
         >>> from types import SimpleNamespace
         >>> sites = SimpleNamespace(model=torch.zeros(1, 1), settings=SimpleNamespace(local_steps=2, learning_rate=0.5))
-        >>> sites.state, sites.received = lambda name, first: first, lambda name: torch.ones(1, 1)
+        >>> sites.state, sites.from_server = lambda name, first: first, lambda name: torch.ones(1, 1)
         >>> sites.gradient, sites.step = lambda models: models + 1, lambda models, gradient: models - 0.5 * gradient
         >>> trained = Scaffold.Local().round(sites)
         >>> trained.model.item(), trained.sent["control"].item()

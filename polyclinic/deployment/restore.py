@@ -26,9 +26,9 @@ from polyclinic.deployment.backup import MANIFEST
 from polyclinic.deployment.coordinator import DATABASE, Coordinator
 from polyclinic.deployment.environment import reached_here
 from polyclinic.deployment.hospital import FILE, HospitalNode
-from polyclinic.deployment.journal import read_journal
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.files import SECRET, new_folder, reason, sha256, write_file
+from polyclinic.lines import read_lines
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.file import (
     COLUMNS,
@@ -184,7 +184,7 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
         if problems:
             raise DataError(f"{path.name} of the backup is damaged ({problems[0]}); take another backup.")
     write_file(home / NAME, newest, mode=SECRET)
-    history = read_journal(home)
+    history = read_lines(home / NAME)
     if not history.intact:
         raise DataError(f"{journal or home / NAME}: a line of the journal was changed, taken out or put in.")
     charged: dict[str, list[dict[str, Any]]] = {}

@@ -23,10 +23,11 @@ from polyclinic.client.home.approvals import (
     resume,
     stop,
 )
+from polyclinic.client.home.journal import NAME
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
-from polyclinic.deployment.journal import read_journal
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.lines import read_lines
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger.terms import plan_text
 from polyclinic.server.calibration import calibrate
@@ -81,8 +82,10 @@ def test_a_run_waits_until_it_is_approved_and_nothing_is_charged_before(hospital
     decide(home, "trial-1", found.digest, "approved", 30.0)
     assert waits(enrols(hospital, config)) == ("", False)
     assert not counts(hospital, config).has_error() and ledger(hospital).epsilon() > 0
-    events = [(entry["event"], entry["kind"]) for entry in read_journal(home).entries if entry["kind"] == "approval"]
-    assert events == [("pending", "approval"), ("approved", "approval")] and read_journal(home).intact
+    events = [
+        (entry["event"], entry["kind"]) for entry in read_lines(home / NAME).entries if entry["kind"] == "approval"
+    ]
+    assert events == [("pending", "approval"), ("approved", "approval")] and read_lines(home / NAME).intact
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,7 @@ def test_a_pause_holds_up_all_runs_and_charges_nothing(tmp_path: Path) -> None:
     assert current_pause(home) is None and not counts(hospital, config, "trial-2").has_error()
     with pytest.raises(ConfigError, match="has not paused"):
         resume(home)
-    events = [entry["event"] for entry in read_journal(home).entries if entry["kind"] == "approval"]
+    events = [entry["event"] for entry in read_lines(home / NAME).entries if entry["kind"] == "approval"]
     assert events == ["paused", "resumed"]
 
 
@@ -239,7 +242,7 @@ def test_an_approval_expires(hospital: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert approval_named(home, "trial-1").stands(later) == "expired"
     assert "waits for approval" in counts(hospital, config).error.reason
     assert approval_named(home, "trial-1").state == "pending"
-    assert [entry["event"] for entry in read_journal(home).entries if entry["kind"] == "approval"] == [
+    assert [entry["event"] for entry in read_lines(home / NAME).entries if entry["kind"] == "approval"] == [
         "pending",
         "approved",
         "pending",

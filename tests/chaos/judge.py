@@ -14,7 +14,8 @@ import numpy as np
 from dp_accounting.pld import PLDAccountant
 from safetensors.numpy import load_file
 
-from polyclinic.deployment.journal import read_journal
+from polyclinic.client.home.journal import NAME
+from polyclinic.lines import read_lines
 from polyclinic.privacy.accounting import epsilon
 from polyclinic.privacy.events import dpsgd_event, event_from_json
 from polyclinic.privacy.ledger import Ledger
@@ -48,7 +49,7 @@ def _ledgers(place: Place, results: Sequence[Path], keys: dict[str, Any]) -> Ite
     noise = {reply["run"]: reply["noise_multiplier"] for reply in heard}
     for name, hospital in place.hospitals.items():
         own = [reply for reply in heard if names.get(reply["node"]) == name]
-        journal = read_journal(hospital.home)
+        journal = read_lines(hospital.home / NAME)
         answered = [entry for entry in journal.entries if entry["event"] == "answered" and entry["kind"] == "train"]
         if not journal.intact:
             yield f"{name}: the journal does not hold together"
@@ -144,7 +145,9 @@ def _words(place: Place, results: Sequence[Path]) -> Iterable[str]:
         reasons += [str(drop["reason"]) for drop in summary["dropouts"]]
     for hospital in place.hospitals.values():
         entries = [
-            entry for entry in read_journal(hospital.home).entries if entry["kind"] != "approval" or entry.get("why")
+            entry
+            for entry in read_lines(hospital.home / NAME).entries
+            if entry["kind"] != "approval" or entry.get("why")
         ]
         reasons += [str(entry.get("why", "-")) for entry in entries]  # a person need not give one
     for reason in set(reasons):

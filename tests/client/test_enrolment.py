@@ -8,8 +8,9 @@ from flwr.app import Message
 
 import polyclinic
 from polyclinic.client.app import app
+from polyclinic.client.home.journal import NAME
 from polyclinic.config import RunConfig
-from polyclinic.deployment.journal import read_journal
+from polyclinic.lines import read_lines
 from polyclinic.programs import program_of
 from polyclinic.server.calibration import calibrate
 from polyclinic.server.phases.enrolment import enrol_request
@@ -87,7 +88,7 @@ def test_fault_43_a_run_that_the_policy_refuses_is_refused_at_enrolment_and_noth
     said = enrol(hospital, config).content[RECORD]
     assert said["site"] == "St. Elsewhere" and words in str(said["refusal"]) and "schema" not in said
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
-    entry = read_journal(tmp_path / "home").entries[-1]
+    entry = read_lines(tmp_path / "home" / NAME).entries[-1]
     assert entry["event"] == "refused" and words in entry["why"]
 
 
@@ -158,7 +159,7 @@ def test_a_coordinator_of_another_privacy_format_is_refused_whatever_else_its_me
     assert (f"format {number})" if number == PRIVACY_FORMAT + 1 else "format not said)") in refusal
     assert "install versions of the same format at both" in refusal
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
-    [line] = [one for one in read_journal(tmp_path / "home").entries if one["event"] == "refused"]
+    [line] = [one for one in read_lines(tmp_path / "home" / NAME).entries if one["event"] == "refused"]
     assert line["version"] == version
 
 

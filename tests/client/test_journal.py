@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from polyclinic.client.home.journal import NAME, append
-from polyclinic.deployment.journal import read_journal
 from polyclinic.inspection.result import RunResult
+from polyclinic.lines import read_lines
 from polyclinic.wire.messages import FAILED, REFUSED
 from tests.client.test_hospital import STRICT, ledger, make_hospital, train
 from tests.nursery import python
@@ -20,21 +20,21 @@ EVENTS = ["asked", "answered", "asked", "refused"]
 
 
 def events(home: Path) -> list[str]:
-    return [entry["event"] for entry in read_journal(home).entries]
+    return [entry["event"] for entry in read_lines(home / NAME).entries]
 
 
 def test_every_message_and_its_answer_stand_in_order_with_what_the_ledger_said(tmp_path: Path) -> None:
     hospital = make_hospital(tmp_path)
     assert train(hospital).has_content()
     assert train(hospital, noise_multiplier=0.01, round=2).error.code == REFUSED
-    journal = read_journal(tmp_path / "home")
+    journal = read_lines(tmp_path / "home" / NAME)
     asked, answered, _, refused = journal.entries
     assert [entry["event"] for entry in journal.entries] == EVENTS and journal.intact and not journal.torn
     assert asked["kind"] == answered["kind"] == "train" and asked["round"] == 1 and asked["bytes"] > 0
     assert answered["epsilon"] == pytest.approx(ledger(hospital).epsilon(), rel=1e-3)
     assert "smallest-noise-multiplier" in refused["why"] and "digest" not in refused
     assert train(hospital).has_content() and train(hospital, round=3).has_content()
-    again, other = [entry for entry in read_journal(tmp_path / "home").entries if entry["event"] == "answered"][1:]
+    again, other = [entry for entry in read_lines(tmp_path / "home" / NAME).entries if entry["event"] == "answered"][1:]
     assert again["digest"] == answered["digest"] != other["digest"]
     assert (tmp_path / "home" / NAME).stat().st_mode & 0o777 == 0o600
 
@@ -89,18 +89,18 @@ def test_a_line_that_was_changed_taken_out_or_put_in_shows(tmp_path: Path, chang
         lines.insert(2, lines[2])
     else:
         lines[1], lines[2] = lines[2], lines[1]
-    assert read_journal(tmp_path).intact
+    assert read_lines(tmp_path / NAME).intact
     path.write_bytes(b"".join(lines))
-    assert not read_journal(tmp_path).intact
+    assert not read_lines(tmp_path / NAME).intact
 
 
 def test_lines_cut_off_at_the_end_show_by_the_newest_digest(tmp_path: Path) -> None:
     for number in range(3):
         append(tmp_path, {"event": "asked", "round": number})
-    noted = read_journal(tmp_path).head
+    noted = read_lines(tmp_path / NAME).head
     path = tmp_path / NAME
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
-    assert read_journal(tmp_path).intact and read_journal(tmp_path).head != noted
+    assert read_lines(tmp_path / NAME).intact and read_lines(tmp_path / NAME).head != noted
 
 
 @pytest.mark.parametrize("left", [0, 1, 20])
@@ -111,10 +111,10 @@ def test_a_line_that_a_crash_tore_is_kept_and_counted_and_the_next_follows_it(tm
     append(tmp_path, {"event": "answered"})
     path.write_bytes(path.read_bytes()[: len(whole) + left])
     append(tmp_path, {"event": "asked"})
-    journal = read_journal(tmp_path)
+    journal = read_lines(tmp_path / NAME)
     assert journal.intact and journal.torn == (left > 0) and events(tmp_path) == ["asked", "asked"]
     path.write_bytes(path.read_bytes().replace(b"asked", b"ASKED", 1))
-    assert not read_journal(tmp_path).intact
+    assert not read_lines(tmp_path / NAME).intact
 
 
 def test_processes_that_write_at_once_leave_one_chain(tmp_path: Path) -> None:
@@ -125,13 +125,13 @@ def test_processes_that_write_at_once_leave_one_chain(tmp_path: Path) -> None:
     )
     writers = [subprocess.Popen([sys.executable, "-c", script, str(tmp_path)]) for _ in range(3)]
     assert [writer.wait() for writer in writers] == [0, 0, 0]
-    journal = read_journal(tmp_path)
+    journal = read_lines(tmp_path / NAME)
     assert journal.intact and len(journal.entries) == 120 and not journal.torn
 
 
 def test_what_a_message_says_of_itself_cannot_break_a_line(tmp_path: Path) -> None:
     append(tmp_path, {"event": "asked", "run": 'x"}\n{"event":"answered"', "kind": "\u2028"})
-    assert len(read_journal(tmp_path).entries) == 1
+    assert len(read_lines(tmp_path / NAME).entries) == 1
     assert json.loads((tmp_path / NAME).read_text().splitlines()[0])["run"].endswith('"answered"')
 
 

@@ -10,11 +10,12 @@ from flwr.app import Array, ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 
 from polyclinic.client.app import app
+from polyclinic.client.home.journal import NAME
 from polyclinic.config import RunConfig
-from polyclinic.deployment.journal import read_journal
 from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.federation import Federation
 from polyclinic.inspection.result import RunResult
+from polyclinic.lines import read_lines
 from polyclinic.wire.messages import RECORD, REFUSED, EnrolRequest, StatisticsRequest
 from tests.client.test_enrolment import RUN, enrol
 from tests.client.test_hospital import CONFIG, STRICT, context, ledger, make_hospital, message, train
@@ -93,7 +94,7 @@ def test_the_ledgers_word_leaves_as_the_hospital_said_it(tmp_path: Path) -> None
     (tmp_path / "other").mkdir()
     other = make_hospital(tmp_path / "other")
     assert train(other).content["arrays"]
-    digests = [read_journal(place / "home").entries[-1]["digest"] for place in (tmp_path, tmp_path / "other")]
+    digests = [read_lines(place / "home" / NAME).entries[-1]["digest"] for place in (tmp_path, tmp_path / "other")]
     assert digests[0] != digests[1]
 
 
@@ -251,7 +252,7 @@ def test_a_mod_cannot_have_the_hospital_spend_more(tmp_path: Path) -> None:
 def test_what_a_mod_may_not_do_is_an_error_and_the_journal_has_it(tmp_path: Path, mod: str, words: str) -> None:
     reply = train(allowing(tmp_path, f"{HERE}:{mod}"), config=with_mods(f"{HERE}:{mod}"))
     assert reply.has_error() and reply.error.reason == words
-    entry = read_journal(tmp_path / "home").entries[-1]
+    entry = read_lines(tmp_path / "home" / NAME).entries[-1]
     assert entry["event"] == "failed" and entry["why"] == words
 
 
@@ -263,7 +264,7 @@ def test_a_refusal_of_the_hospital_stays_one(tmp_path: Path) -> None:
 def test_all_but_arrays_leaves_as_the_hospital_said_it(tmp_path: Path) -> None:
     reply = train(allowing(tmp_path, f"{HERE}:says_more"), config=with_mods(f"{HERE}:says_more"))
     assert set(reply.content) == {"arrays", "metrics", RECORD} and reply.content["metrics"]["num-examples"] == 150.0
-    assert [entry["round"] for entry in read_journal(tmp_path / "home").entries] == [1, 1]
+    assert [entry["round"] for entry in read_lines(tmp_path / "home" / NAME).entries] == [1, 1]
 
 
 def test_nodes_do_not_share_what_a_mod_changes(quick: Quick) -> None:

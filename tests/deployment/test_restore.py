@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from polyclinic.client.home import approvals
-from polyclinic.client.home.journal import append
+from polyclinic.client.home.journal import NAME, append
 from polyclinic.client.home.submissions import submitted_runs
 from polyclinic.deployment.backup import back_up
-from polyclinic.deployment.journal import read_journal
 from polyclinic.deployment.restore import _bring_forward, restore_hospital
 from polyclinic.errors import ConfigError, DataError
+from polyclinic.lines import read_lines
 from polyclinic.privacy.accounting import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.privacy.secure.signatures import public_identity
@@ -68,7 +68,7 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     assert done.code == 0 and json.loads(done.out)["charges"] == 1
     restored = ledger(hospital / "hospital.toml")
     assert restored.verify() and restored.epsilon() == spent and rounds(hospital / "home") == [1, 2]
-    assert read_journal(hospital / "home").intact and not [*hospital.parent.glob(".hospital*")]
+    assert read_lines(hospital / "home" / NAME).intact and not [*hospital.parent.glob(".hospital*")]
     assert "has paused" in train(hospital / "hospital.toml", 3, round=3).error.reason
     approvals.resume(hospital / "home")
     assert "was denied here" in train(hospital / "hospital.toml", run="other", round=3).error.reason
@@ -181,7 +181,7 @@ def test_backups_made_while_another_process_charges_restore_to_all_of_its_charge
     home.mkdir(parents=True)
     script = (
         "import pathlib, sys\n"
-        "from polyclinic.client.home.journal import append\n"
+        "from polyclinic.client.home.journal import NAME, append\n"
         "from tests.deployment.test_restore import charge\n"
         "for number in range(40):\n"
         "    charge(pathlib.Path(sys.argv[1]), number)\n"

@@ -192,9 +192,9 @@ def show_journal(home: Path, name: str, columns: Sequence[str], last: int, as_js
         PolyclinicError: It was altered; it is shown before.
     """
     with loading():
-        from polyclinic.deployment.journal import read_journal
+        from polyclinic.lines import read_lines
 
-    journal = read_journal(home, name)
+    journal = read_lines(home / name)
     shown = journal.entries[-last:] if last else journal.entries
     value = {
         "entries": list(shown), "lines": len(journal.entries), "intact": journal.intact, "torn": journal.torn,

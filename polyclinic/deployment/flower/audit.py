@@ -10,10 +10,10 @@ from logging import ERROR
 from pathlib import Path
 from typing import Any
 
-from polyclinic.client.home.journal import append
 from polyclinic.deployment.coordinator import AUDIT
 from polyclinic.deployment.flower.gate import CONTROL, READING, App, Scope, refuse, whole
 from polyclinic.errors import DataError
+from polyclinic.lines import append_line
 from polyclinic.wire.submissions import SUBMITTER
 
 _NAMED = {"run_id": "run", "node_id": "node", "name": "name"}
@@ -55,7 +55,7 @@ class Audit:
 
     async def _write_line(self, line: dict[str, Any]) -> bool:
         try:
-            await asyncio.to_thread(append, self.state, line, AUDIT)
+            await asyncio.to_thread(append_line, self.state / AUDIT, line)
         except (OSError, DataError) as error:
             from flwr.common.logger import log
 

@@ -21,7 +21,6 @@ from polyclinic.deployment.bundles import is_own_bundle
 from polyclinic.deployment.flower.gate import CONTROL, OPEN, READING, App, Scope, from_here, refuse, whole
 from polyclinic.deployment.submitters import NAME_HEADER, SIGNATURE_HEADER, TOLERANCE, Submitter, problem, submitters
 from polyclinic.errors import ConfigError, PolyclinicError
-from polyclinic.runs.folder import Run
 from polyclinic.wire.submissions import SUBMITTER
 
 # Keys that name places on the coordinator's machine, or that it calls.
@@ -129,6 +128,8 @@ class Keys:
         return self._beyond_resume(name, out, str(given.get("resume", "")))
 
     def _beyond_resume(self, name: str, out: Path, resumed: str) -> str:
+        from polyclinic.runs.folder import Run  # with pandas, which a SuperLink needs for nothing else
+
         try:
             if resumed and not (out / resumed).resolve().is_relative_to(out):
                 return f"Run {resumed!r} is not in {out}."

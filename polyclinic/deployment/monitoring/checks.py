@@ -17,19 +17,20 @@ from typing import Any
 
 import httpx
 
+from polyclinic.client.home.journal import NAME
 from polyclinic.client.home.records import own_records
 from polyclinic.deployment.certificates import days_left, expiry_warnings
 from polyclinic.deployment.control import control, nodes, unreachable
 from polyclinic.deployment.coordinator import DATABASE, Coordinator
 from polyclinic.deployment.flower.refusals import SET, clock_difference, is_refused, registration
 from polyclinic.deployment.hospital import HospitalNode
-from polyclinic.deployment.journal import read_journal
 from polyclinic.deployment.monitoring.status import held_out_status, ledger_status
 from polyclinic.deployment.submitters import own_key
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import count_records
 from polyclinic.errors import PolyclinicError
 from polyclinic.files import SECRET, write_file
+from polyclinic.lines import read_lines
 from polyclinic.runs.folder import Run
 from polyclinic.wire.versions import version_conflict, version_title, versions
 
@@ -151,7 +152,7 @@ def _ledger(node: HospitalNode) -> Outcome:
 
 
 def _journal(home: Path) -> Outcome:
-    journal = read_journal(home)
+    journal = read_lines(home / NAME)
     if journal.intact:
         return OK, f"intact; {len(journal.entries)} lines"
     return FAILED, "a line was changed, taken out or put in; compare it with a backup"
@@ -186,7 +187,7 @@ def _database(path: Path) -> Outcome:
 
 
 def _last_coordinator(home: Path) -> dict[str, dict[str, Any]]:
-    asked = [entry for entry in read_journal(home).entries if "version" in entry]
+    asked = [entry for entry in read_lines(home / NAME).entries if "version" in entry]
     if not asked:
         return {}
     number = str(asked[-1].get("privacy_format", ""))

@@ -20,10 +20,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from polyclinic.client.home.approvals import approvals
-from polyclinic.client.home.journal import NAME, entry_of
+from polyclinic.client.home.journal import NAME
 from polyclinic.deployment.certificates import days_left
 from polyclinic.deployment.monitoring.checks import OK, Check
 from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.lines import entry_of
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.runs.folder import Run
 from polyclinic.runs.history import OVERALL, Record

@@ -49,9 +49,9 @@ GROUPS = {
 }  # fmt: skip
 #: Mods that come with Polyclinic, by name.
 MODS = {"logging": "polyclinic.wire.mods:log_messages", "size": "polyclinic.wire.mods:log_sizes"}
-#: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 #: The dataset that is made of files, by its options.
 TABLES = "tables"
+#: Of each group what comes with Polyclinic, by name: the module and the object in it; without an object, the module itself.
 BUILT_IN: dict[str, Mapping[str, str]] = {
     "datasets": {**datasets.BUILT_IN, TABLES: "polyclinic.ehr.datasets.tables:tables"},
     "partitioners": dict.fromkeys(OURS, "polyclinic.ehr.partition:partition_rows"),

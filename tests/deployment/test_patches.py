@@ -12,13 +12,17 @@ from typing import Any
 import pytest
 
 from polyclinic.deployment import flower
+from polyclinic.deployment.flower import executor
+from polyclinic.deployment.flower.pauses import SOON, pull_soon
 
 # What Flower 1.41 has in each place: the first digits of the SHA-256 of its source. Where one differs, read what is new there,
 # and whether the change of ours still does what `polyclinic.deployment.flower` says of it, before the digits are replaced.
 SOURCES = {
     "cli.utils.CliClientHttpInterceptor": "3bacb42f738c",
     "supercore.superexec.run_superexec.get_executor": "891abfc53747",
+    "supercore.inflatable.inflatable_utils.pull_objects": "31bb2de46b45",
     "superlink.extensions.get_middleware": "37012f4eb789",
+    "superlink.grid.http_grid.pull_objects": "31bb2de46b45",
     "superlink.servicer.runtime.runtime_handlers.acquire_task": "bd7f7507d885",
     "superlink.routers.fleet.node_auth.authenticate_node": "f8e66372d61b",
     "superlink.servicer.fleet.fleet_handlers.activate_node": "0370edbbeb92",
@@ -29,6 +33,7 @@ SOURCES = {
     "supernode.start_client_internal._pull_and_store_message": "eaf5d0e36dc3",
     "supernode.start_client_internal._push_messages": "00bb86faffde",
     "supernode.start_client_internal._verify_fab": "dc3eb78d803b",
+    "supernode.start_client_internal.pull_objects": "31bb2de46b45",
 }
 ROOM = Path(flower.__file__).parent
 
@@ -68,3 +73,23 @@ def test_every_change_is_listed_and_made_by_what_the_list_says() -> None:
 def test_a_flower_without_the_place_does_not_run(owner: Any) -> None:
     with pytest.raises(SystemExit, match="no place for the gate; install flwr 1.41"):
         flower.patch(owner, "step", lambda step: step, "the gate")
+
+
+def test_parts_of_a_message_are_asked_for_again_soon_and_until_they_are_there() -> None:
+    from flwr.supercore.inflatable import inflatable_utils as flowers
+
+    asked: list[str] = []
+
+    def part(name: str) -> bytes:
+        asked.append(name)
+        if len(asked) < 4:
+            raise flowers.ObjectUnavailableError(name)
+        return b"x"
+
+    module = SimpleNamespace(pull_objects=flowers.pull_objects)
+    pull_soon(module)
+    assert module.pull_objects(["a"], part) == {"a": b"x"} and asked == ["a"] * 4
+    given = SimpleNamespace(pull_objects=lambda *_, **options: options)
+    pull_soon(given)
+    assert given.pull_objects([], part) == {"initial_backoff": SOON} and executor._SOON == SOON
+    assert given.pull_objects([], part, initial_backoff=2.0) == {"initial_backoff": 2.0}

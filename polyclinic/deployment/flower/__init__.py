@@ -6,7 +6,11 @@ new Flower is looked at before it is allowed.
 - ``cli.utils``: ``CliClientHttpInterceptor``, by ``cli.main``. Flower's open command line signs nothing that it asks.
 - ``supercore.superexec.run_superexec``: ``get_executor`` and ``time``, by ``executor.main``. Flower starts a new Python for each
   message and polls at fixed pauses.
+- ``supercore.inflatable.inflatable_utils``: ``pull_objects``, by ``executor.run_client``. A ClientApp waits a second or three for
+  a message's parts, which its node is about to have.
 - ``superlink.extensions``: ``get_middleware``, by ``superlink.guard``. Whoever reaches the port could submit runs.
+- ``superlink.grid.http_grid``: ``pull_objects``, by ``pauses.pull_soon`` in a ServerApp. It waits a second for the parts of each
+  reply, one reply after another.
 - ``superlink.servicer.runtime.runtime_handlers``: ``acquire_task``, by ``superlink.queue``. All runs that were submitted go at
   once.
 - ``superlink.routers.fleet.node_auth``: ``authenticate_node``, by ``refusals.explain``. A wrong clock is a bare 401.
@@ -23,6 +27,8 @@ new Flower is looked at before it is allowed.
   runs whatever code it is sent.
 - ``supernode.start_client_internal``: ``_pull_and_store_message``, ``_push_messages``, ``subprocess`` and ``time``, by
   ``supernode.hasten``. Flower polls at fixed pauses, and its executor is the slow one.
+- ``supernode.start_client_internal``: ``pull_objects``, by ``pauses.pull_soon``. A node waits a second for a message's parts,
+  which the ServerApp is about to send.
 - ``supernode.start_client_internal``: ``_pull_and_store_message`` and ``_push_messages``, by ``turns.take_turns``. Nodes of one
   machine would all begin at once.
 

@@ -15,6 +15,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from logging import ERROR, WARNING
 from multiprocessing.context import ForkServerProcess
 from signal import SIGTERM
@@ -31,6 +32,7 @@ PRELOAD = (
 IDLE = "POLYCLINIC_IDLE_SECONDS"
 IDLE_SECONDS = 600.0
 _NICENESS = 5
+_SOON = 0.05  # seconds; a test holds it to that of ``pauses``
 
 
 def main() -> None:
@@ -123,9 +125,12 @@ def run_client(address: str, token: str, insecure: bool, certificates: str | Non
         certificates: The file of root certificates; None for the system's.
         parent_pid: The process with which this one ends, None for none.
     """
+    from flwr.supercore.inflatable import inflatable_utils
     from flwr.supercore.tls import validate_and_resolve_root_certificates
     from flwr.supernode.runtime.run_clientapp import run_clientapp
 
+    # As ``pauses.pull_soon``, which the bundle's Polyclinic may not have. Flower's own name, for it is Flower that calls it.
+    inflatable_utils.pull_objects = partial(inflatable_utils.pull_objects, initial_backoff=_SOON)
     draw_anew()
     run_clientapp(
         address, token, insecure, validate_and_resolve_root_certificates(certificates, insecure), parent_pid, False

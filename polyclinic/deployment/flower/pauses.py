@@ -1,10 +1,16 @@
-"""Shorter pauses where Flower's programs poll at fixed ones."""
+"""Shorter pauses where Flower's programs poll at fixed ones, or wait a second for what is there in a moment."""
 
 from __future__ import annotations
 
 import sys
 import time
+from functools import wraps
 from typing import Any
+
+from polyclinic.deployment.flower import patch
+
+# Seconds before a part of a message that has not arrived is asked for again; then twice as long each time, as in Flower.
+SOON = 0.05
 
 
 class Pauses:
@@ -35,3 +41,20 @@ def put_in(module: Any, pauses: Pauses) -> Pauses:
         sys.exit(f"{module.__name__} of this flwr does not pause by `time`; install flwr 1.41.")
     module.time = pauses
     return pauses
+
+
+def pull_soon(module: Any) -> None:
+    """Let ``module`` ask for parts of a message again soon; ends the process where it has no such place.
+
+    A message is announced before its parts are sent, so that the first question often comes too early. Flower then waits a
+    second: each node, each ClientApp, and the ServerApp for one reply after another.
+    """
+
+    def with_soon(pull: Any) -> Any:
+        @wraps(pull)
+        def pull_objects(*given: Any, **options: Any) -> Any:
+            return pull(*given, **{"initial_backoff": SOON} | options)
+
+        return pull_objects
+
+    patch(module, "pull_objects", with_soon, "asking for a message's parts again soon")

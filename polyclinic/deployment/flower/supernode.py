@@ -26,7 +26,7 @@ from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
 from polyclinic.deployment.environment import watch_certificates
 from polyclinic.deployment.flower import patch
-from polyclinic.deployment.flower.pauses import Pauses, put_in
+from polyclinic.deployment.flower.pauses import Pauses, pull_soon, put_in
 from polyclinic.deployment.flower.refusals import RefusalInterceptor
 from polyclinic.deployment.flower.turns import take_turns, turns_here
 from polyclinic.errors import ConfigError
@@ -137,6 +137,7 @@ def hasten(node: Any) -> None:
         purpose,
     )
     patch(node, "_push_messages", lambda push: _restart_pauses(push, pauses, lambda _: True), purpose)
+    pull_soon(node)
     node.subprocess = SimpleNamespace(Popen=_executor)
     patch(State, "finish_task", _answer_failures, "answers for ClientApps that died")
 

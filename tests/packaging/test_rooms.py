@@ -166,6 +166,11 @@ def loaded(code: str) -> list[str]:
     return list(json.loads(done.stdout.splitlines()[-1]))
 
 
+def test_a_superlink_starts_without_what_only_hospitals_need() -> None:
+    modules = set(loaded("import polyclinic.deployment.flower.superlink"))
+    assert not {"pandas", "torch", "scipy", "dp_accounting"} & modules and "polyclinic.lines" in modules
+
+
 def test_a_run_starts_without_what_only_some_runs_or_their_ends_need() -> None:
     slow = {"jinja2", "matplotlib", "opacus", "ray", "sklearn"}
     assert not slow & set(loaded("import polyclinic.federation, polyclinic.client_app"))

@@ -13,7 +13,6 @@ import shutil
 import socket
 import sqlite3
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -32,14 +31,11 @@ from polyclinic.lines import read_lines
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.ledger.file import (
     COLUMNS,
-    TERMS,
     Row,
     create,
     damages,
-    genesis,
     heads_in,
     link,
-    terms_in,
     transaction,
 )
 from polyclinic.privacy.ledger.terms import Terms
@@ -211,12 +207,13 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
 def _take_up(path: Path, terms: Terms, rows: Sequence[Row]) -> int:
     """Put charges of the journal into a ledger that lacks them; returns how many. Raises DataError where they do not follow."""
     if not path.exists():
-        create(path)
+        create(path, [terms])
     with transaction(path) as db:
-        if not terms_in(db):
-            values = (*astuple(terms), genesis(terms))
-            db.execute(f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", values)
-        ((count,),), head = db.execute("SELECT count(*) FROM events").fetchall(), heads_in(db)[terms.site]
+        ((count,),), head = db.execute("SELECT count(*) FROM events").fetchall(), heads_in(db).get(terms.site)
+        if head is None:
+            raise DataError(
+                f"{path.name} of the backup does not hold the site {terms.site!r} of which the journal tells."
+            )
         new: list[Row] = []
         for row in rows:
             if row.seq <= count + len(new):  # in the ledger already

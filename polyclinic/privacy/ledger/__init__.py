@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,11 @@ from polyclinic.errors import BudgetRefused, ConfigError, several
 from polyclinic.privacy.accounting import Accountant
 from polyclinic.privacy.ledger.file import (
     COLUMNS,
-    TERMS,
     Recorded,
     Row,
     connection,
     create,
     explained,
-    genesis,
     heads_in,
     link,
     on_disk,
@@ -37,6 +35,7 @@ from polyclinic.privacy.ledger.file import (
     read_sites,
     terms_in,
     transaction,
+    write_terms,
 )
 from polyclinic.privacy.ledger.terms import (
     History,
@@ -144,7 +143,7 @@ class Ledger:
         """
         path = Path(path)
         if not path.exists():
-            create(path)
+            create(path, terms)
         with connection(path, durable=alone) as db:
             recorded = {site_terms.site: site_terms for site_terms in terms_in(db)}
         wrong = [name for name in recorded if name != terms[0].site] if alone else []
@@ -161,11 +160,7 @@ class Ledger:
         changed = [wanted for wanted in terms if recorded.get(wanted.site) != wanted]
         if changed:
             with transaction(path) as db:
-                db.executemany(
-                    f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
-                    " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
-                    [(*astuple(wanted), genesis(wanted)) for wanted in changed],
-                )
+                write_terms(db, changed)
         return [cls(path, wanted, True) for wanted in terms]
 
     @classmethod

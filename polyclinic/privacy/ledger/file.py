@@ -14,7 +14,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -350,18 +350,28 @@ def _strange(path: Path) -> str:
     return "" if columns >= terms else _OF_0_1 if columns == terms - {"records"} | {"head"} else _ELSE
 
 
-def create(path: Path) -> None:
-    """Make an empty ledger where there is none, whole and never half-made. Its owner alone reads it."""
+def create(path: Path, terms: Sequence[Terms]) -> None:
+    """Make a ledger of these sites where there is none, whole and never half-made. Its owner alone reads it."""
+
+    def write(path: Path) -> None:
+        with closing(sqlite3.connect(path, isolation_level=None)) as db:
+            db.execute("PRAGMA synchronous = EXTRA")
+            db.execute("BEGIN")
+            for table in _TABLES:
+                db.execute(table)
+            db.execute(f"PRAGMA user_version = {FORMAT}")
+            write_terms(db, terms)
+            db.execute("COMMIT")
+
     path.parent.mkdir(parents=True, exist_ok=True)
     with explained(path), suppress(FileExistsError):
-        write_file(path, _begin, mode=SECRET, exclusive=True)
+        write_file(path, write, mode=SECRET, exclusive=True)
 
 
-def _begin(path: Path) -> None:
-    with closing(sqlite3.connect(path, isolation_level=None)) as db:
-        db.execute("PRAGMA synchronous = EXTRA")
-        db.execute("BEGIN")
-        for table in _TABLES:
-            db.execute(table)
-        db.execute(f"PRAGMA user_version = {FORMAT}")
-        db.execute("COMMIT")
+def write_terms(db: sqlite3.Connection, terms: Sequence[Terms]) -> None:
+    """Begin the sites that the file lacks; of the others, write the budget and the accountant alone."""
+    db.executemany(
+        f"INSERT INTO sites ({TERMS}, head) VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+        " ON CONFLICT (site) DO UPDATE SET budget = excluded.budget, accountant = excluded.accountant",
+        [(*astuple(site_terms), genesis(site_terms)) for site_terms in terms],
+    )

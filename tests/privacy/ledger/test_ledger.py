@@ -11,6 +11,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from threading import Thread
 
 import dp_accounting as dpa
 import pytest
@@ -52,6 +53,17 @@ def test_a_new_ledger_has_spent_nothing(path):
     ledger = _open(path)
     assert ledger.epsilon() == 0 and ledger.events() == [] and ledger.verify()
     assert [entry.name for entry in path.parent.iterdir()] == ["ledger.sqlite"]
+
+
+def test_a_ledger_holds_its_site_from_the_moment_its_file_is_there(tmp_path):
+    for attempt in range(20):
+        path = tmp_path / str(attempt) / "ledger.sqlite"
+        thread = Thread(target=_open, args=(path,))
+        thread.start()
+        while not path.exists():
+            pass
+        assert Ledger.read(path).site == "hospital-1"
+        thread.join()
 
 
 def test_spent_equals_the_accountant_over_rounds_and_opens(path):

@@ -40,7 +40,7 @@ from polyclinic.config import RunConfig, compression
 from polyclinic.digests import digest
 from polyclinic.ehr.encoding import Standardiser, feature_names
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError, several
 from polyclinic.plugins import BUILT_IN
 from polyclinic.programs import program_of
 from polyclinic.training.local import BESIDE
@@ -59,6 +59,8 @@ STACK_BYTES = 1 << 31
 
 # What is kept beside a noise process: the ledger's charge under which it was last used.
 _CHARGE = "charge"
+# Of a question's arrays.
+_FORMS = ("int64", "float32", "float64")
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,7 +201,14 @@ def _flat(beside: Mapping[str, Arrays]) -> Arrays:
 def _read_question(call: Call[TrainRequest]) -> Arrays:
     """What the program asks beside a model or in place of one; a message of most programs has nothing of the kind."""
     record = call.content.array_records.get(QUESTION)
-    return {} if record is None else from_record(record)
+    asked = {} if record is None else from_record(record)
+    for name, value in asked.items():
+        # Narrower ones wrap round or overflow, and what a question fails by could then be one patient.
+        if value.dtype not in _FORMS:
+            raise ConfigError(
+                f"{call.hospital.site}: array {name!r} of the question is of {value.dtype}; it must be of {several(_FORMS)}."
+            )
+    return asked
 
 
 def _allow(question: _Question, hospital: Hospital) -> None:

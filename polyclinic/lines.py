@@ -1,7 +1,8 @@
 """Files of JSON lines that only grow: a hospital's journal, and a coordinator's audit log.
 
 Each line is on the disk before anything goes on. It holds a digest of all lines before it, so that one that was changed,
-taken out or put in shows. Lines cut off at the end show only to who noted the newest digest.
+taken out or put in before the newest line shows. A change of the newest line, and lines cut off at the end, show only to who
+noted the newest digest.
 """
 
 from __future__ import annotations
@@ -70,10 +71,8 @@ def append_line(
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _locked(path) as file:
         newest, before = _newest(file)
-        if newest.get("format", 0) > FORMAT:
-            raise DataError(
-                f"{path} has format {newest['format']}; this version of Polyclinic reads formats up to {FORMAT}."
-            )
+        if isinstance(format := newest.get("format", 0), bool) or format not in range(FORMAT + 1):
+            raise DataError(f"{path} has format {format!r}; this version of Polyclinic reads formats up to {FORMAT}.")
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"time": now, **entry, **more(newest), "format": FORMAT, "before": before}
         # A line that a crash tore stays as it is, ended here.
@@ -108,7 +107,7 @@ def entry_of(line: bytes) -> dict[str, Any] | None:
     """What a line says, None of one that was cut short."""
     try:
         entry = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import polyclinic
+from polyclinic.client.home.holds import FILES, FOLDER, PAUSED, because, current_pause
 from polyclinic.client.home.hospital import Hospital
 from polyclinic.client.home.journal import append
 from polyclinic.config import RunConfig
@@ -34,10 +35,8 @@ from polyclinic.toml import build_model
 from polyclinic.wire.messages import Request
 from polyclinic.wire.submissions import ELSEWHERE
 
-FOLDER, PAUSED = "approvals", "paused.json"
 #: Of an approval's file; raised when an older version could misread one.
 FORMAT = 1
-_FILES = "[!.]*.json"  # one that is being written begins with a dot
 State = Literal["pending", "approved", "denied", "expired"]
 # Runs that wait at once: a coordinator that invents names must not fill the hospital's disk.
 _MOST_PENDING = 200
@@ -99,9 +98,9 @@ def approval_of(hospital: Hospital, request: Request, config: RunConfig) -> Appr
         return before
     with _settling(hospital.home):
         before = _read(path) if path.is_file() else None  # what a person has decided meanwhile
-        if before is None and len(list(path.parent.glob(_FILES))) >= _MOST_PENDING:
+        if before is None and len(list(path.parent.glob(FILES))) >= _MOST_PENDING:
             waiting = [waiting_run.run for waiting_run in approvals(hospital.home) if waiting_run.state == "pending"]
-            for run_before in waiting[: 1 + len(waiting) - _MOST_PENDING]:
+            for run_before in waiting[: max(0, 1 + len(waiting) - _MOST_PENDING)]:
                 path.with_name(f"{run_before}.json").unlink(missing_ok=True)
         # A configuration's own key is no question that the hospital is asked.
         shown = {key: value for key, value in config.minimal().items() if key not in ELSEWHERE and key != "question"}
@@ -131,7 +130,7 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
     approval = approval_of(hospital, request, config) if hospital.policy.require_approval else _read(path)
     state = approval.stands(_now())
     if state == "denied":
-        return {"refusal": f"the run was denied here{_because(approval.why)}", "waits": False}
+        return {"refusal": f"the run was denied here{because(approval.why)}", "waits": False}
     if state == "approved" or not hospital.policy.require_approval:
         return {}
     return {"refusal": f"the run waits for approval here (terms {approval.digest[:12]})", "waits": True}
@@ -140,7 +139,7 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
 def pausing(hospital: Hospital) -> dict[str, Any]:
     """As ``standing``, of a pause alone."""
     pause = current_pause(hospital.home)
-    return {"refusal": f"the hospital has paused{_because(pause['why'])}", "waits": True} if pause else {}
+    return {"refusal": f"the hospital has paused{because(pause['why'])}", "waits": True} if pause else {}
 
 
 def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> None:
@@ -162,7 +161,7 @@ def check_approved(hospital: Hospital, request: Request, config: RunConfig) -> N
 
 def approvals(home: Path) -> list[Approval]:
     """All runs that the hospital knows of, the oldest first. Raises DataError for a file that cannot be read."""
-    return sorted(map(_read, (home / FOLDER).glob(_FILES)), key=lambda approval: (approval.asked, approval.run))
+    return sorted(map(_read, (home / FOLDER).glob(FILES)), key=lambda approval: (approval.asked, approval.run))
 
 
 def approval_named(home: Path, run: str) -> Approval:
@@ -219,17 +218,6 @@ def resume(home: Path) -> None:
         raise ConfigError("The hospital has not paused.")
     append(home, {"event": "resumed", "kind": "approval", "by": getpass.getuser()})
     (home / PAUSED).unlink(missing_ok=True)
-
-
-def current_pause(home: Path) -> dict[str, str] | None:
-    """Since when, by whom and why the hospital has paused, or None. A file that cannot be read is a pause without a reason."""
-    try:
-        content = json.loads((home / PAUSED).read_text(encoding="utf-8"))
-        return {name: str(content[name]) for name in ("since", "by", "why")}
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError):
-        return {"since": "", "by": "", "why": ""}
 
 
 @_written_down()
@@ -292,10 +280,6 @@ def _check_why(why: str) -> None:
         )
 
 
-def _because(why: str) -> str:
-    return f": {why}" if why else ""
-
-
 @lru_cache(maxsize=64)
 def _digest(run: str, question: str, config: RunConfig) -> str:
     asked = {key: value for key, value in config.flat().items() if key not in ELSEWHERE}
@@ -308,7 +292,8 @@ def _code(config: RunConfig) -> str:
 
     The packages are found and not imported.
     """
-    named = {"strategies": config.strategy, "objectives": config.objective, "tasks": config.task}
+    named = {"strategies": config.strategy, "objectives": config.objective}
+    named |= {"tasks": config.task, "programs": config.task}
     named |= dict.fromkeys(("models", "methods", "games", "densities", "likelihoods"), config.model)
     names = [*named.items(), *(("mods", name) for name in config.mod_names)]
     packages = {brought_by(group, name).partition(".")[0] for group, name in names} - {""}

@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
+from polyclinic.client.home.holds import JOURNAL
 from polyclinic.client.home.marks import charges_since
 from polyclinic.client.home.policy import HospitalFile
 from polyclinic.errors import DataError, PolyclinicError
@@ -23,7 +24,7 @@ from polyclinic.lines import append_line
 from polyclinic.wire.arrays import bytes_of
 from polyclinic.wire.messages import FAILED, RECORD, REFUSED
 
-NAME = "journal.jsonl"
+NAME = JOURNAL
 _LONGEST = 300
 _UNWRITTEN = "the hospital's journal cannot be written, so nothing is answered"
 
@@ -54,7 +55,9 @@ def record_and_answer(answer: Callable[[Message, Context], Message], message: Me
             **_digest(reply),
             "seconds": round(time.monotonic() - begun, 3),
         }
-        append(home, entry)
+        if (why := append(home, entry)) and entry["event"] == "answered":
+            reply = Message(Error(FAILED, why), reply_to=message)
+            entry = {**entry, **_outcome(reply)}
         # Quoted, so that nobody's words make a second line of the log.
         details = (f"{name} {entry[name]!r}" for name in ("round", "run", "why") if name in entry)
         level = INFO if entry["event"] in ("answered", "waits") else WARNING
@@ -66,7 +69,7 @@ def record_and_answer(answer: Callable[[Message, Context], Message], message: Me
 
 
 def append(home: Path, entry: Mapping[str, Any]) -> str:
-    """Write one line of the journal, with the charges since the newest line.
+    """Write one line of the journal, with the charges since the newest line; of an answer that may not leave, that it failed.
 
     Args:
         home: The hospital's home folder, made where it is missing.
@@ -84,7 +87,8 @@ def append(home: Path, entry: Mapping[str, Any]) -> str:
     def charges(newest: Mapping[str, Any]) -> Mapping[str, Any]:
         nonlocal refusal
         fields, refusal = charges_since(home, newest.get("ledgers", {}))
-        return fields
+        stays = refusal and entry["event"] == "answered"
+        return fields | ({"event": "failed", "why": refusal, "digest": ""} if stays else {})
 
     append_line(home / NAME, entry, charges)
     return refusal

@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from polyclinic.client.home import approvals
+from polyclinic.client.home.holds import current_pause
 from polyclinic.deployment.approving import facts, share_of_budget, spending
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.errors import ConfigError, PolyclinicError
@@ -102,7 +103,7 @@ def _page(folder: Path, error: str) -> str:
     body = render(_BODY, {
         "site": node.hospital.site, "spent": _number(spends["spent"], "unbounded"),
         "budget": _number(spends["budget"], "no limit"), "required": node.policy.require_approval, "error": error,
-        "pause": approvals.current_pause(node.home), "days": f"{node.policy.approval_days:g}",
+        "pause": current_pause(node.home), "days": f"{node.policy.approval_days:g}",
         "waiting": [run for run in runs if run["state"] == "pending"],
         "decided": [run for run in runs if run["state"] != "pending"][::-1],
     })  # fmt: skip

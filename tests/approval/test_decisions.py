@@ -17,12 +17,12 @@ from polyclinic.client.home.approvals import (
     Approval,
     approval_named,
     approvals,
-    current_pause,
     decide,
     pause,
     resume,
     stop,
 )
+from polyclinic.client.home.holds import current_pause
 from polyclinic.client.home.journal import NAME
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
@@ -151,6 +151,16 @@ def test_a_plugin_whose_code_changed_waits_anew(
     counts(hospital, config)
     (second,) = approvals(hospital.parent / "home")
     assert second.digest != first.digest and second.code != first.code and second.state == "pending"
+
+
+def test_an_approval_covers_the_code_of_a_kind_of_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kinds.py").write_text("class Mine: ...\n")
+    about = tmp_path / "kinds-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: kinds\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text("[polyclinic.programs]\nmine = kinds:Mine\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert re.search(r", kinds \(SHA-256 [0-9a-f]{64}\)$", module._code(RunConfig(task="mine")))
 
 
 @pytest.mark.parametrize("key", ["out", "timeout", "workers", "participation.approval-wait"])
@@ -305,6 +315,16 @@ def test_a_coordinator_cannot_fill_the_disk_with_names(hospital: Path, monkeypat
         assert "waits for approval" in counts(hospital, config, f"run-{number}").error.reason
         assert len(approvals(home)) <= 4
     assert {one.run for one in approvals(home)} == {"run-0", "run-3", "run-4", "run-5"}
+
+
+def test_decisions_take_no_place_of_runs_that_wait(hospital: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MOST_PENDING", 4)
+    config, home = RunConfig.build(RUN), hospital.parent / "home"
+    for number in range(5):
+        counts(hospital, config, f"run-{number}")
+        if number < 2:
+            decide(home, f"run-{number}", "", "denied", 1.0)
+    assert [known.run for known in approvals(home) if known.state == "pending"] == ["run-2", "run-3", "run-4"]
 
 
 def test_a_run_has_no_more_rounds_than_were_approved(hospital: Path) -> None:

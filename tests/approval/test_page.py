@@ -11,7 +11,8 @@ from urllib.parse import urlencode
 import httpx
 import pytest
 
-from polyclinic.client.home.approvals import approval_named, current_pause
+from polyclinic.client.home.approvals import approval_named
+from polyclinic.client.home.holds import current_pause
 from polyclinic.config import RunConfig
 from polyclinic.server.phases.enrolment import enrol_request
 from polyclinic.serving.approvals import approval_page

@@ -3,16 +3,28 @@
 import threading
 import time
 from collections.abc import Callable
+from copy import copy
+from importlib import reload
 from pathlib import Path
 from typing import Any
 
 import pytest
 from flwr.app import Message
+from flwr.app.message.message import make_message
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.object_store import ObjectStoreFactory
+from flwr.supernode import start_client_internal
+from flwr.supernode.nodestate import NodeStateFactory
 
+from polyclinic.client.app import app
 from polyclinic.client.home.approvals import pause, resume, stop
+from polyclinic.client.home.journal import NAME
 from polyclinic.client.home.state import alone
 from polyclinic.config import RunConfig
-from tests.client.test_hospital import ledger, make_hospital, train
+from polyclinic.deployment.flower.supernode import withhold
+from polyclinic.lines import read_lines
+from polyclinic.wire.messages import REFUSED, TrainRequest
+from tests.client.test_hospital import CONFIG, context, ledger, make_hospital, message, model, train
 
 POLICY = "budget = 9.0\ndelta = 1e-3\n"
 
@@ -63,3 +75,45 @@ def test_what_was_being_worked_on_stays_until_the_pause_ends_and_is_charged_once
     assert spent > 0 and ask().has_error()
     resume(home)
     assert not ask().has_error() and ledger(hospital).epsilon() == spent and len(ledger(hospital).events()) == 1
+
+
+@pytest.mark.parametrize("hold", [lambda home: pause(home, "an audit"), lambda home: stop(home, "r", "enough")])
+def test_an_answer_that_waits_to_be_fetched_is_held_back(
+    hospital: Path, monkeypatch: pytest.MonkeyPatch, hold: Callable[[Path], Any]
+) -> None:
+    """By Flower's own step of a node, of which the coordinator takes its time to fetch the first answer."""
+    monkeypatch.setenv("POLYCLINIC_HOSPITAL", str(hospital))
+    home, sent = hospital.parent / "home", []
+    request = TrainRequest(run="r", site=0, round=1, noise_multiplier=1.2, public_patients=150.0, learning_rate=0.5)
+    asked = message(request, "train", model())
+    asked.metadata.__dict__["_message_id"] = "a" * 64
+    reply = app(asked, context(hospital, CONFIG))
+    assert reply.has_content()
+
+    def fetch(before: Callable[[], Any]) -> Message:
+        node = reload(start_client_internal)
+        withhold(node)
+        objects = ObjectStoreFactory()
+        state, parts = NodeStateFactory(objectstore_factory=objects).state(), {}
+
+        def send(message: Message, tree: Any, seconds: float) -> tuple[set[str], str]:
+            sent.append(message)
+            return {part.object_id for part in iterate_object_tree(tree)}, "session"
+
+        copied = make_message(copy(reply.metadata), content=reply.content)
+        node._insert_message(copied, state, objects.store())
+        before()
+        node._push_messages(
+            state=state, object_store=objects.store(), send=send,
+            push_object=lambda run, session, name, part: parts.update({name: part}),
+        )  # fmt: skip
+        assert set(parts) >= {sent[-1].metadata.message_id}
+        return sent[-1]
+
+    assert fetch(lambda: None).has_content()
+    refused = fetch(lambda: hold(home))
+    assert refused.has_error() and refused.error.code == REFUSED
+    assert refused.metadata.reply_to_message_id == reply.metadata.reply_to_message_id
+    assert "an audit" in refused.error.reason or "the run was denied here: enough" in refused.error.reason
+    last = read_lines(home / NAME).entries[-1]
+    assert (last["event"], last["kind"], last["run"], last["round"]) == ("refused", "train", "r", 1)

@@ -7,7 +7,8 @@ from typing import Any, Literal
 import pytest
 from flwr.app import Message
 
-from polyclinic.client.home.approvals import approvals, current_pause, decide, pause, resume
+from polyclinic.client.home.approvals import approvals, decide, pause, resume
+from polyclinic.client.home.holds import current_pause
 from polyclinic.config import RunConfig
 from polyclinic.runs.folder import Run
 from polyclinic.server.app import coordinate

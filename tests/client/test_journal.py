@@ -1,14 +1,18 @@
 """A hospital's journal: every message and every answer, on the disk before either goes on, and changes to it show."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from polyclinic.client import charging
 from polyclinic.client.home.journal import NAME, append
+from polyclinic.errors import DataError
 from polyclinic.inspection.result import RunResult
 from polyclinic.lines import read_lines
 from polyclinic.wire.messages import FAILED, REFUSED
@@ -75,6 +79,27 @@ def test_an_answer_whose_line_cannot_be_written_stays_here_and_stays_charged(tmp
     assert ledger(hospital).epsilon() > 0
 
 
+def test_an_answer_stays_here_where_an_older_ledger_was_put_in_place_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hospital, older = make_hospital(tmp_path, "budget = 9.0\ndelta = 1e-3\n"), tmp_path / "older.sqlite"
+    home = tmp_path / "home"
+    assert train(hospital, planned=4).has_content()
+    shutil.copy(home / "ledger.sqlite", older)
+    assert train(hospital, planned=4, round=2).has_content()
+    write = charging.write_release
+
+    def write_release(*given: Any, **options: Any) -> Any:
+        shutil.copy(older, home / "ledger.sqlite")
+        return write(*given, **options)
+
+    monkeypatch.setattr(charging, "write_release", write_release)
+    refused = train(hospital, planned=4, round=3)
+    assert refused.error.code == FAILED and "lacks charges that its journal holds" in refused.error.reason
+    last = read_lines(home / NAME).entries[-1]
+    assert last["event"] == "failed" and last["digest"] == "" and last["why"] == refused.error.reason
+
+
 @pytest.mark.parametrize("change", ["edit", "remove", "insert", "swap"])
 def test_a_line_that_was_changed_taken_out_or_put_in_shows(tmp_path: Path, change: str) -> None:
     for number in range(5):
@@ -92,6 +117,27 @@ def test_a_line_that_was_changed_taken_out_or_put_in_shows(tmp_path: Path, chang
     assert read_lines(tmp_path / NAME).intact
     path.write_bytes(b"".join(lines))
     assert not read_lines(tmp_path / NAME).intact
+
+
+def test_an_edit_of_the_newest_line_shows_by_its_digest_alone(tmp_path: Path) -> None:
+    for number in range(3):
+        append(tmp_path, {"event": "asked", "round": number})
+    path, noted = tmp_path / NAME, read_lines(tmp_path / NAME).head
+    path.write_bytes(path.read_bytes().replace(b'"round":2', b'"round":7'))
+    assert read_lines(path).intact and read_lines(path).head != noted
+
+
+@pytest.mark.parametrize("line", [b"[" * 100_000, b'{"format":"1"}', b'{"format":2}', b'{"format":true}'])
+def test_a_strange_last_line_is_no_crash(tmp_path: Path, line: bytes) -> None:
+    append(tmp_path, {"event": "asked"})
+    path = tmp_path / NAME
+    path.write_bytes(path.read_bytes() + line + b"\n")
+    assert not read_lines(path).intact or read_lines(path).torn == 1
+    if line.startswith(b"["):
+        append(tmp_path, {"event": "asked"})
+    else:
+        with pytest.raises(DataError, match="this version of Polyclinic reads formats up to 1"):
+            append(tmp_path, {"event": "asked"})
 
 
 def test_lines_cut_off_at_the_end_show_by_the_newest_digest(tmp_path: Path) -> None:

@@ -90,6 +90,18 @@ def test_a_sum_that_is_larger_than_the_policy_allows_is_refused_before_a_charge(
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
 
 
+@pytest.mark.parametrize("form", ["uint8", "int32", "float16", ">i8"])
+def test_a_question_whose_numbers_could_wrap_round_is_refused_before_a_charge(tmp_path: Path, form: str) -> None:
+    """What it then failed by could be whether one patient is there."""
+    config, hospital = RunConfig.build(PROGRAMS["synthesis"]), make_hospital(tmp_path, POLICY)
+    question = question_of(config, Schema.from_dict(SCHEMA))
+    assert all(value.dtype in ("int64", "float32", "float64") for value in question.values())
+    narrow = question | {ROUND: question[ROUND].astype(form)}
+    reply = asked(hospital, config, {QUESTION: narrow})
+    assert f"array 'round' of the question is of {np.dtype(form)}; it must be of int64" in reply.error.reason
+    assert not (tmp_path / "home" / "ledger.sqlite").exists()
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("record", ["arrays", LOCAL])
 def test_a_coordinator_that_sends_a_model_is_refused_before_a_charge(tmp_path: Path, name: str, record: str) -> None:

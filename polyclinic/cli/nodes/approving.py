@@ -107,12 +107,13 @@ def pause(folder: Folder, why: Why = "", as_json: Json = False) -> None:
     """Hold up all runs here until `resume`: nothing is computed, charged or released meanwhile. The node stays connected."""
     with loading():
         from polyclinic.client.home import approvals
+        from polyclinic.client.home.holds import current_pause
 
     home = _read(folder).home
     approvals.pause(home, why)
     answer(
         as_json,
-        approvals.current_pause(home),
+        current_pause(home),
         "Paused: no run computes, charges or releases anything here until `resume`.",
     )
 

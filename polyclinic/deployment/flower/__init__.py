@@ -25,6 +25,8 @@ new Flower is looked at before it is allowed.
   ClientApp that died is waited for without end.
 - ``supernode.start_client_internal``: ``_pull_and_store_message`` and ``_verify_fab``, by ``supernode.judge_bundles``. A node
   runs whatever code it is sent.
+- ``supernode.start_client_internal``: ``_push_messages``, by ``supernode.withhold``. An answer that waits to be fetched leaves
+  although the hospital has paused or stopped the run meanwhile.
 - ``supernode.start_client_internal``: ``_pull_and_store_message``, ``_push_messages``, ``subprocess`` and ``time``, by
   ``supernode.hasten``. Flower polls at fixed pauses, and its executor is the slow one.
 - ``supernode.start_client_internal``: ``pull_objects``, by ``pauses.pull_soon``. A node waits a second for a message's parts,

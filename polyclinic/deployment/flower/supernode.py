@@ -15,12 +15,14 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection
+from copy import copy
 from dataclasses import replace
 from logging import ERROR
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
+from polyclinic.client.home.holds import overtaken
 from polyclinic.client.home.own_files import withheld
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
@@ -30,6 +32,7 @@ from polyclinic.deployment.flower.pauses import Pauses, pull_soon, put_in
 from polyclinic.deployment.flower.refusals import RefusalInterceptor
 from polyclinic.deployment.flower.turns import take_turns, turns_here
 from polyclinic.errors import ConfigError
+from polyclinic.wire.messages import REFUSED
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def main() -> None:
     from flwr.supernode.cli import flower_supernode
 
     judge_bundles(node)
+    withhold(node)
     hasten(node)
     take_turns(node, turns_here())
     persist(connection)
@@ -182,6 +186,38 @@ def _check_bundles(pull: Callable[..., Any], allowed: Callable[[], Collection[st
         return pull(get_run=run, get_fab=fab, trusted_entities=trusted_entities or {_REFUSAL: ""}, **rest)
 
     return pull_checked
+
+
+def withhold(node: Any) -> None:
+    """Let Flower's node (its module) send a refusal in place of an answer that a pause or a denial has overtaken."""
+    patch(node, "_push_messages", _refuse_overtaken, "answers that a pause or a denial holds back")
+
+
+def _refuse_overtaken(push: Callable[..., Any]) -> Callable[..., Any]:
+    """Flower's step that sends an answer, with people's decisions looked at as late as the node can."""
+    from flwr.app import Error
+    from flwr.app.message.message import make_message
+    from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
+
+    def push_allowed(*, send: Callable[..., Any], push_object: Callable[..., Any], **rest: Any) -> Any:
+        def send_allowed(message: Any, tree: Any, seconds: float) -> Any:
+            path = Path(os.environ["POLYCLINIC_HOSPITAL"])
+            file = HospitalFile.read(path)
+            why = overtaken(path.resolve().parent / file.home, message.metadata.reply_to_message_id)
+            if not why:
+                return send(message, tree, seconds)
+            metadata = copy(message.metadata)
+            refusal = make_message(metadata, error=Error(REFUSED, f"{file.site}: {why}."))
+            metadata.__dict__["_message_id"] = refusal.object_id
+            wanted, session = send(refusal, get_object_tree(refusal), seconds)
+            for name, part in get_all_nested_objects(refusal).items():
+                if name in wanted:
+                    push_object(metadata.run_id, session, name, part.deflate())
+            return set(), session
+
+        return push(send=send_allowed, push_object=push_object, **rest)
+
+    return push_allowed
 
 
 def _verdict(verify: Callable[..., bool]) -> Callable[..., bool]:

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from polyclinic.client.home.approvals import current_pause
+from polyclinic.client.home.holds import current_pause
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode

@@ -145,22 +145,10 @@ class Ledger:
         if not path.exists():
             create(path, terms)
         with connection(path, durable=alone) as db:
-            recorded = {site_terms.site: site_terms for site_terms in terms_in(db)}
-        wrong = [name for name in recorded if name != terms[0].site] if alone else []
-        if wrong:
-            raise ConfigError(
-                f"The ledger {path} was begun with site {wrong[0]!r}; it must stay so, got {terms[0].site!r}."
-            )
-        for wanted in terms:
-            for name in _FIXED if wanted.site in recorded else ():
-                if (begun := getattr(recorded[wanted.site], name)) != getattr(wanted, name):
-                    raise ConfigError(
-                        f"The ledger {path} was begun with {name} {begun!r}; it must stay so, got {getattr(wanted, name)!r}."
-                    )
-        changed = [wanted for wanted in terms if recorded.get(wanted.site) != wanted]
+            changed = _changed(path, terms_in(db), terms, alone)
         if changed:
-            with transaction(path) as db:
-                write_terms(db, changed)
+            with transaction(path) as db:  # another process may have begun a site meanwhile
+                write_terms(db, _changed(path, terms_in(db), terms, alone))
         return [cls(path, wanted, True) for wanted in terms]
 
     @classmethod
@@ -306,6 +294,23 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
         db.executemany(f"INSERT INTO events (site, {COLUMNS}) VALUES ({'?, ' * 10}?)", rows)
         db.executemany("UPDATE sites SET head = ? WHERE site = ?", [(row[-1], row[0]) for row in rows])
     return results
+
+
+def _changed(path: Path, recorded: Sequence[Terms], terms: Sequence[Terms], alone: bool) -> list[Terms]:
+    """Those of ``terms`` that the file lacks or has otherwise. Raises ConfigError as ``Ledger.open_all`` does."""
+    begun = {site_terms.site: site_terms for site_terms in recorded}
+    wrong = [name for name in begun if name != terms[0].site] if alone else []
+    if wrong:
+        raise ConfigError(
+            f"The ledger {path} was begun with site {wrong[0]!r}; it must stay so, got {terms[0].site!r}."
+        )
+    for wanted in terms:
+        for name in _FIXED if wanted.site in begun else ():
+            if (fixed := getattr(begun[wanted.site], name)) != getattr(wanted, name):
+                raise ConfigError(
+                    f"The ledger {path} was begun with {name} {fixed!r}; it must stay so, got {getattr(wanted, name)!r}."
+                )
+    return [wanted for wanted in terms if begun.get(wanted.site) != wanted]
 
 
 def _judge(terms: Terms, past: History, charge: Charge) -> tuple[str, str, History, float | BudgetRefused]:

@@ -18,6 +18,7 @@ import pytest
 
 import polyclinic
 from polyclinic.errors import BudgetRefused, ConfigError, DataError
+from polyclinic.privacy import ledger as ledger_module
 from polyclinic.privacy.accounting import dpsgd_event, epsilon, event_from_json, gaussian_event, plan
 from polyclinic.privacy.ledger import Charge, Ledger, Limit, Terms, charge_all, check_affordable
 from polyclinic.privacy.ledger.file import connection
@@ -64,6 +65,21 @@ def test_a_ledger_holds_its_site_from_the_moment_its_file_is_there(tmp_path):
             pass
         assert Ledger.read(path).site == "hospital-1"
         thread.join()
+
+
+def test_of_two_that_begin_a_site_at_once_under_other_terms_one_is_refused(tmp_path, monkeypatch):
+    path, transaction = tmp_path / "ledger.sqlite", ledger_module.transaction
+    Ledger.open_all(path, [Terms("north", 1e-6)])
+
+    def later(*given):
+        monkeypatch.setattr(ledger_module, "transaction", transaction)
+        Ledger.open_all(path, [Terms("south", 1e-6, records="partition 1")])
+        return transaction(*given)
+
+    monkeypatch.setattr(ledger_module, "transaction", later)
+    with pytest.raises(ConfigError, match="begun with delta 1e-06; it must stay so, got 0.01"):
+        Ledger.open_all(path, [Terms("south", 1e-2, records="partition 1")])
+    assert Ledger.read(path, "south").delta == 1e-6
 
 
 def test_spent_equals_the_accountant_over_rounds_and_opens(path):

@@ -25,7 +25,7 @@ def current_pause(home: Path) -> dict[str, str] | None:
         return {"since": "", "by": "", "why": ""}
 
 
-def overtaken(home: Path, message: str) -> str:
+def obstacle(home: Path, message: str) -> str:
     """Why the answer to a message may not be sent any more, and writes so into the journal; empty where it may.
 
     The node asks before it sends, since a coordinator may take its time to fetch an answer. What enrolment says is of no

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
 
-from polyclinic.client.home.holds import overtaken
+from polyclinic.client.home.holds import obstacle
 from polyclinic.client.home.own_files import withheld
 from polyclinic.client.home.policy import HospitalFile, Policy
 from polyclinic.deployment.bundles import refusal
@@ -203,7 +203,7 @@ def _refuse_overtaken(push: Callable[..., Any]) -> Callable[..., Any]:
         def send_allowed(message: Any, tree: Any, seconds: float) -> Any:
             path = Path(os.environ["POLYCLINIC_HOSPITAL"])
             file = HospitalFile.read(path)
-            why = overtaken(path.resolve().parent / file.home, message.metadata.reply_to_message_id)
+            why = obstacle(path.resolve().parent / file.home, message.metadata.reply_to_message_id)
             if not why:
                 return send(message, tree, seconds)
             metadata = copy(message.metadata)

@@ -145,10 +145,10 @@ class Ledger:
         if not path.exists():
             create(path, terms)
         with connection(path, durable=alone) as db:
-            changed = _changed(path, terms_in(db), terms, alone)
+            changed = _terms_to_write(path, terms_in(db), terms, alone)
         if changed:
             with transaction(path) as db:  # another process may have begun a site meanwhile
-                write_terms(db, _changed(path, terms_in(db), terms, alone))
+                write_terms(db, _terms_to_write(path, terms_in(db), terms, alone))
         return [cls(path, wanted, True) for wanted in terms]
 
     @classmethod
@@ -296,7 +296,7 @@ def charge_all(charges: Sequence[tuple[Ledger, Charge]], durable: bool = True) -
     return results
 
 
-def _changed(path: Path, recorded: Sequence[Terms], terms: Sequence[Terms], alone: bool) -> list[Terms]:
+def _terms_to_write(path: Path, recorded: Sequence[Terms], terms: Sequence[Terms], alone: bool) -> list[Terms]:
     """Those of ``terms`` that the file lacks or has otherwise. Raises ConfigError as ``Ledger.open_all`` does."""
     begun = {site_terms.site: site_terms for site_terms in recorded}
     wrong = [name for name in begun if name != terms[0].site] if alone else []

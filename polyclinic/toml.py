@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic_core import ErrorDetails
 
 from polyclinic.errors import ConfigError, PolyclinicError, nearest
 from polyclinic.files import reason
 
 M = TypeVar("M", bound=BaseModel)
+# Pydantic's words for what a value must be, and those that people use.
+_WORDS = {
+    "a valid integer": "a whole number", "a valid boolean": "true or false", "a valid string": "text",
+    "a valid dictionary": "a table", "a valid tuple": "a list", "a valid": "a", "less than or equal to": "at most",
+    "greater than or equal to": "at least", "match pattern": "match the pattern",
+}  # fmt: skip
 
 
 class Declared(BaseModel):
@@ -119,13 +127,27 @@ def all_problems(
         beside = [str(loc[-1]) for loc in strangers if loc[:-1] == error["loc"][:-1]]
         if error["type"] == "missing" and nearest(key[-1], beside):
             continue
-        words, value = error["msg"].removeprefix("Value error, "), error["input"]
+        words, value = in_words(error), error["input"]
         plain = isinstance(value, int | float) or (isinstance(value, str) and repr(value) not in words)
-        hint = nearest(key[-1], keys) if error["type"] == "extra_forbidden" else ""
-        is_field = not key or key[-1] in keys or error["type"] == "extra_forbidden"
-        sentence = f"{words}{f', got {value!r}' if plain and not secret else ''}.{hint}"
+        unknown = error["type"] == "extra_forbidden"
+        hint = nearest(key[-1], keys) if unknown else ""
+        is_field = not key or key[-1] in keys or unknown
+        subject = "it " if words.startswith(("must ", "is ")) else ""
+        sentence = f"{subject}{words}{f', got {value!r}' if plain and not secret and not unknown else ''}.{hint}"
         faults.setdefault(key if is_field else key[:-1], (key, sentence))
     return list(faults.values())
+
+
+def in_words(error: ErrorDetails) -> str:
+    """What pydantic found wrong with a value, in people's words, such as "must be a list"; a validator's own as they are."""
+    if error["type"] == "value_error":
+        return error["msg"].removeprefix("Value error, ")
+    words = {"missing": "is missing", "extra_forbidden": "there is no such key"}.get(error["type"], error["msg"])
+    words = re.sub(r"^\w+ should ", "must ", words)
+    words = re.sub(r"(, unable to .*|, got a number.*| after validation, not .*| or instance of .*)$", "", words)
+    for theirs, ours in _WORDS.items():
+        words = words.replace(theirs, ours)
+    return words
 
 
 def _keys_at(model: type[BaseModel], key: tuple[str, ...]) -> list[str]:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, Valida
 
 from polyclinic.config.reading import as_text
 from polyclinic.errors import ConfigError, decimal_hint, nearest
-from polyclinic.toml import Declared
+from polyclinic.toml import Declared, in_words
 
 Positive = Annotated[float, Field(gt=0)]
 Rate = Annotated[float, Field(gt=0, le=1)]
@@ -40,8 +40,7 @@ class Keys(Declared):
     @classmethod
     def _sentence(cls, error: ValidationError) -> str:
         first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ").replace("Input should be", "must be")
-        message = message.partition(", unable to parse")[0]
+        message = in_words(first)
         message += decimal_hint(first["input"]) if first["type"] == "float_parsing" else ""
         message += "" if message.endswith((".", "?")) else "."
         if not first["loc"]:

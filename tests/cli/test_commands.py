@@ -134,7 +134,7 @@ def test_wrong_input_is_one_sentence_and_exit_code_2(
         (["--epsilon", "3,5"], "--epsilon has the value '3,5', which must be a number with a point: 3.5."),
         (
             ["-c", "privacy.epsilon=3,5"],
-            "'privacy.epsilon' has the value '3,5', which must be a valid number with a point: 3.5.",
+            "'privacy.epsilon' has the value '3,5', which must be a number with a point: 3.5.",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def test_what_a_run_does_not_have_is_said_in_a_sentence(run: Run) -> None:
         run.analysis()
     told = run.summary_json()
     for change, said in (
-        ({"version": 2}, "'version': Input should be 1, got 2"),
+        ({"version": 2}, "'version': it must be 1, got 2"),
         ({"metrics": {"sites": {"a": {"epsilon": "much"}}}}, "'metrics.sites.a.epsilon.*got 'much'"),
     ):
         run.write_summary(told | change)

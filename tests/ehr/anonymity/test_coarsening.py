@@ -192,8 +192,8 @@ def test_rules_are_declared_in_toml(tmp_path: Path) -> None:
         ('[[rules]]\nkind = "round"\ncolumn = "age"\nto = nan', "key 'to'"),
         ('[[rule]]\nkind = "zip"', "key 'rule'.*Did you mean 'rules'"),
         ("keep = [", "is not valid TOML"),
-        ("rules = 3", "key 'rules': Input should be a valid list, got 3"),
-        ('keep = "id"', "key 'keep': Input should be a valid list, got 'id'"),
+        ("rules = 3", "key 'rules': it must be a list, got 3"),
+        ('keep = "id"', "key 'keep': it must be a list, got 'id'"),
     ],
 )
 def test_wrong_rules_are_refused_in_one_sentence(tmp_path: Path, text: str, words: str) -> None:

@@ -142,8 +142,8 @@ def test_a_value_that_looks_missing_can_be_recoded(tmp_path: Path) -> None:
     ("text", "line", "words"),
     [
         ("[columns.agee]\n", 1, "no such column. Did you mean 'age'?"),
-        ("[columns.age]\n# months\nform = 'x'\n", 3, "'columns.age.form': Extra inputs .* Did you mean 'from'"),
-        ("[columns.age]\nfactor = 'x'\n", 2, "valid number"),
+        ("[columns.age]\n# months\nform = 'x'\n", 3, "'columns.age.form': there is no such key.* Did you mean 'from'"),
+        ("[columns.age]\nfactor = 'x'\n", 2, "must be a number"),
         ("[columns.age]\nfactor = 0\n", 2, "the factor is 0"),
         ("[columns.chol]\nunit = 'mg/dL'\n", 2, "only for a known substance"),
         ("[columns.chol]\nunit = 'mg/dL'\nsubstance = 'colesterol'\n", 2, "Did you mean 'cholesterol'"),

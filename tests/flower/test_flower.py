@@ -135,7 +135,7 @@ def test_bare_flwr_run_from_the_bundle_alone(quick: Quick, tmp_path: Path, monke
         assert f"results go to {folder}" in said
         failed = flwr_run("seed=-1")
         assert _status(environment).startswith("finished:failed")
-        sentence = "Configuration key 'seed' has the value -1, which must be greater than or equal to 0."
+        sentence = "Configuration key 'seed' has the value -1, which must be at least 0."
         assert "ERROR" in failed and f"{sentence}\nTHIS RUN FAILED, though `flwr run` may exit with 0." in failed
         assert (tmp_path / "runs" / "latest.txt").read_text() == str(folder)
     finally:

@@ -31,12 +31,12 @@ SHARED = (
 )
 _RULES = "see docs/synthesis/inference.md."
 UNDER_COVER_PRIVACY = (
-    "Confidence intervals from these rows under-cover: all sets share the noise that privacy put into the generator, and no rule "
-    "that combines them knows of it. Intervals that count it need models drawn anew, as --sets 20 draws them of a run of model "
-    f"'marginals' that released up to 4,000 numbers; {_RULES}"
+    "Confidence intervals from these rows are too narrow: all that the generator draws has the noise that privacy put into it, "
+    "and no rule that combines sets knows of it. Intervals that count it need models drawn anew, as --sets 20 draws them of "
+    f"a run of model 'marginals' that released up to 4,000 numbers; {_RULES}"
 )
 UNDER_COVER_SAMPLE = (
-    "Confidence intervals from one set, taken as if its rows were patients, under-cover: "
+    "Confidence intervals from one set, taken as if its rows were patients, are too narrow: "
     "the generator knows only a sample."
 )
 UNDER_COVER_ONE = (
@@ -44,8 +44,8 @@ UNDER_COVER_ONE = (
     f"{_RULES}"
 )
 UNDER_COVER_ANEW = (
-    "Confidence intervals from one set, taken as if its rows were patients, under-cover. Draw 20 sets with --sets 20, each of a "
-    f"model that is drawn anew, and combine them with rule 'full'; {_RULES}"
+    "Confidence intervals from one set, taken as if its rows were patients, are too narrow. Draw 20 sets with --sets 20, each "
+    f"of a model that is drawn anew, and combine them with rule 'full'; {_RULES}"
 )
 TRUST = (
     "Combined with rule 'full', intervals count sampling and the noise of privacy where every two variables of the analysis were "
@@ -127,7 +127,7 @@ def inference_of(
 
 
 def warnings_of(summary: Mapping[str, Any], sets: int, together: Sequence[Any] = ()) -> list[str]:
-    """Where intervals from the rows would under-cover: under privacy but for models drawn anew, and with one set.
+    """Where intervals from the rows would be too narrow: under privacy but for models drawn anew, and with one set.
 
     Args:
         summary: The run's summary.

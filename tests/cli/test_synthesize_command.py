@@ -84,8 +84,8 @@ def test_rows_and_a_certificate(run: Path, tmp_path: Path) -> None:
         "rows.certificate.json",
         "epsilon 1 at delta 0.0001",
         "no further privacy",
-        "Warning: Confidence intervals from these rows under-cover",
-        "Warning: Confidence intervals from one set",
+        "Warning: Confidence intervals from these rows are too narrow: all that the generator draws",
+        "Warning: Confidence intervals from one set, taken as if its rows were patients, are too narrow",
     ):
         assert said in done.stdout  # fmt: skip
 

@@ -263,6 +263,14 @@ def test_everything_that_the_gallery_shows_is_small_and_of_a_page_that_its_comma
         assert not heading or re.search(rf"<h[23]>{heading}</h[23]>", path.read_text(encoding="utf-8")), shown
 
 
+def test_commands_name_data_sets_that_are_installed() -> None:
+    catalogue = (ROOT / "docs/datasets/README.md").read_text(encoding="utf-8")
+    extra = re.findall(r"^\| \[`([\w-]+)`\]", catalogue.split("polyclinic-studies")[1], re.M)
+    named = [(page, text) for page in PAGES for _, text in blocks(page, "sh", "python")]
+    used = {page for page, text in named if re.search(rf"dataset\W+(?:{'|'.join(extra)})\b", text)}
+    assert len(extra) == 5 and used == {f"docs/datasets/{name}.md" for name in ("mimic-hf", "sprint")}
+
+
 def test_the_tutorials_have_something_to_run() -> None:
     for name in ("researcher", "administrator", "method-developer", "trial-statistician"):
         assert steps(f"docs/tutorials/{name}.md"), name

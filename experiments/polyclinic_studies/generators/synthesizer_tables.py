@@ -104,6 +104,19 @@ def choosing(found: Found) -> str:
     return markdown(["data set", "patients", "columns", "real", *(f"ε = {e}" for e in epsilons)], rows)
 
 
+def rival_scores(sets: Found) -> str:
+    """The table at the top of docs/synthesis/choosing.md: AUROC on each data set, that of most patients first."""
+    methods, epsilons = ("moments", "marginals-mst", BASE), ("3", "1")
+    rows = []
+    for name, results in sorted(sets.items(), key=lambda item: -fmean(cell["patients"] for cell in item[1]["real"])):
+        cells = [results["real"], *(results["methods"].get(m, {}).get(e, []) for e in epsilons for m in methods)]
+        about = [number(mean([cell[key] for cell in results["real"]]), 0) for key in ("patients", "columns")]
+        scores = [number(mean([cell["lr"] for cell in its])).removeprefix("0") if its else "-" for its in cells]
+        rows.append([f"`{name}`", *about, *scores])
+    scored = [f"ε = {e}: {name}" for e in epsilons for name in ("`moments`", "MST", f"`{BASE}`")]
+    return markdown(["data set", "patients", "columns", "real", *scored], rows)
+
+
 def standings(found: Found, epsilon: float) -> str:
     """Of each method the data sets on which it teaches more, as much and less than ``independent`` at an epsilon: by over two
     standard errors of a classifier, and by none of them the other way."""

@@ -91,10 +91,16 @@ class Outcome:
             by: The column of groups; empty for one group.
 
         Raises:
-            ConfigError: A name is not a column which hospitals read, or a column is of another kind.
+            ConfigError: A name is not a column which hospitals read, or a column is of another kind or of times below 0.
         """
+        duration = _column(schema, "time", time or _of_role(schema, "duration"), BOUNDED_KINDS[:2], "a number with bounds")
+        if (duration.bounds or (0.0, 1.0))[0] < 0:
+            raise ConfigError(
+                f"Column {duration.name!r}, the time (--time), may hold numbers below 0; allowed are 0 and more, which the lower "
+                "bound in the schema must say, or every row of your own tables."
+            )
         return cls(
-            _column(schema, "time", time or _of_role(schema, "duration"), BOUNDED_KINDS[:2], "a number with bounds"),
+            duration,
             _column(schema, "event", event or _of_role(schema, "event"), ("binary",), "a yes or no"),
             _column(schema, "by", by, CLASS_KINDS, "a column with categories") if by else None,
         )

@@ -47,7 +47,9 @@ def aggregate(strategy: Strategy, server_round: int, replies: Iterable[Message])
     """
     pair = strategy.aggregate_train(server_round, replies)
     if not (isinstance(pair, tuple | list) and len(pair) == 2 and isinstance(pair[0], ArrayRecord | None)):
-        raise _returns(strategy, "aggregate_train", pair, "two values, the model (an ArrayRecord or None) and the metrics")
+        raise _returns(
+            strategy, "aggregate_train", pair, "two values, the model (an ArrayRecord or None) and the metrics"
+        )
     return pair
 
 

@@ -161,12 +161,16 @@ def test_lists_and_mappings_of_python_are_values(quick: Quick) -> None:
 class Forgot(FedAvg):
     """Aggregates, and does not return what comes of it."""
 
+    associative = True
+
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         super().aggregate_train(server_round, replies)
 
 
 class Half(FedAvg):
     """Returns the model without metrics."""
+
+    associative = True
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
         return super().aggregate_train(server_round, replies)[0]
@@ -175,11 +179,16 @@ class Half(FedAvg):
 class Silent(FedAvg):
     """Makes messages, and does not return them."""
 
+    associative = True
+
     def configure_train(self, *given: Any) -> Any:
         super().configure_train(*given)
 
 
-@pytest.mark.parametrize("privacy", [{"dp": False}, {"dp": True}, {"dp": False, "central": True}])
+@pytest.mark.parametrize(
+    "keys",
+    [{"privacy": {"dp": False}}, {"privacy": {"dp": True}}, {"privacy": {"dp": False}, "central": {"epsilon": 5.0}}],
+)
 @pytest.mark.parametrize(
     ("strategy", "words"),
     [
@@ -192,10 +201,9 @@ class Silent(FedAvg):
     ],
 )  # fmt: skip
 def test_a_strategy_that_forgets_to_return_is_told_what_it_must_return(
-    quick: Quick, strategy: type[FedAvg], words: str, privacy: dict[str, Any]
+    quick: Quick, strategy: type[FedAvg], words: str, keys: dict[str, Any]
 ) -> None:
-    central = {"central": {"on": True}} if privacy.pop("central", False) else {}
     with pytest.raises(ConfigError) as refused:
-        quick(strategy=strategy, privacy=privacy, **central)
+        quick(strategy=strategy, **keys)
     assert str(refused.value) == f"The strategy {words}" and refused.value.exit_code == 2
     assert not getattr(refused.value, "__notes__", [])

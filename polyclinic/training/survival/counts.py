@@ -117,7 +117,16 @@ def _of_role(schema: Schema, role: str) -> str:
 
 
 def check_outcome(schema: Schema, time: str, event: str) -> None:
-    """Raises ConfigError for names that are no columns of a time and of an event, whatever role the schema gives them."""
+    """Check that names are columns of a time and of an event, whatever role the schema gives them.
+
+    Args:
+        schema: The public schema.
+        time: The column of the time.
+        event: The column of the event.
+
+    Raises:
+        ConfigError: A name is not a column, or the column is of another kind.
+    """
     for option, name in (("time", time), ("event", event)):
         _column(schema, schema.columns, option, name)
 

@@ -35,17 +35,23 @@ class BudgetRefused(PolyclinicError):
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
-    """``" Did you mean 'x'?"`` for the one of ``names`` that begins with ``name``, is closest to it or has it as a word; or "".
+    """``" Did you mean 'x'?"`` for the one of ``names`` that begins with ``name``, is closest to it or has it, or nearly, as a
+    word; or "".
 
     Examples:
         >>> nearest("LOS", ["closed", "LOS (days)"]), nearest("los", ["total_LOS"])
         (" Did you mean 'LOS (days)'?", " Did you mean 'total_LOS'?")
+        >>> nearest("brest", ["heart-disease", "breast-cancer"])
+        " Did you mean 'breast-cancer'?"
     """
     every, name = list(names), str(name)  # of a damaged file it may be bytes
     plain = name.casefold()
     begun = [x for x in every if re.match(rf"{re.escape(plain)}(\b|_)", x.casefold())]
     close = begun or get_close_matches(name, every, n=1)
-    match = close or [x for x in every if plain in re.split(r"[\W_]+", x.casefold())]
+    words = {x: re.split(r"[\W_]+", x.casefold()) for x in every}
+    match = close or [
+        x for cutoff in (1.0, 0.8) for x in every if get_close_matches(plain, words[x], n=1, cutoff=cutoff)
+    ]
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 

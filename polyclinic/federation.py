@@ -19,12 +19,12 @@ from polyclinic.config import AT_COORDINATORS, EFFECTS, SECTIONS, UNDER_FLOWER, 
 from polyclinic.config.keys import flat_keys, nested_keys
 from polyclinic.ehr.datasets import Dataset
 from polyclinic.ehr.datasets.tables import absolute, hold
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, DataError
 from polyclinic.evaluation.report import render_report
 from polyclinic.inspection.comparison import beside, compare
 from polyclinic.inspection.described import Described
 from polyclinic.inspection.result import RunResult
-from polyclinic.naming import changeable, check_reach, name_objects
+from polyclinic.naming import as_keywords, changeable, check_reach, name_objects
 from polyclinic.plugins import TABLES, dataset_of
 from polyclinic.programs import forget_programs, program_of
 from polyclinic.releases.description import Description
@@ -80,9 +80,11 @@ def _calm() -> Iterator[None]:
 
 @contextmanager
 def _naming_folder(folder: Run) -> Iterator[None]:
-    """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
+    """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on; a bad configuration stays one."""
     try:
         yield
+    except ConfigError:
+        raise
     except BaseException as stop:
         stop.add_note(folder.way_on())
         raise
@@ -155,8 +157,13 @@ class Federation:
 
     @classmethod
     def from_dataset(cls, name: str | Dataset, **options: Any) -> Federation:
-        """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``)."""
-        return cls(RunConfig.build(name_objects({"dataset": name}), name_objects(options)))
+        """A federation over a dataset's hospitals; ``options`` are configuration keys (``sites=8, seed=1``).
+
+        Raises ConfigError, with the nearest name, for a dataset that there is not.
+        """
+        federation = cls(RunConfig.build(name_objects({"dataset": name}), name_objects(options)))
+        dataset_of(federation.config)  # what is wrong with it is said here
+        return federation
 
     @classmethod
     def from_tables(
@@ -236,18 +243,16 @@ class Federation:
         under = {"schema": schema, "mapping": mapping, "cohort": cohort}
         given: dict[str, Any] = {"files": [absolute(str(place)) for place in places]}
         given |= {name: absolute(str(path)) for name, path in under.items() if path}
-        return cls._made_of(HOSPITALS, given, options)
+        return cls.from_dataset(HOSPITALS, dataset_options=given, **options)
 
     @classmethod
     def _of_tables(cls, given: dict[str, Any], options: dict[str, Any]) -> Federation:
         given |= {name: options.pop(name) for name in ("leave_out", "missing", "time", "steps") if name in options}
-        return cls._made_of(TABLES, {key: value for key, value in given.items() if value}, options)
-
-    @classmethod
-    def _made_of(cls, dataset: str, given: dict[str, Any], options: dict[str, Any]) -> Federation:
-        federation = cls.from_dataset(dataset, dataset_options=given, **options)
-        dataset_of(federation.config)  # what is wrong with the records is said here
-        return federation
+        given = {key: value for key, value in given.items() if value}
+        try:
+            return cls.from_dataset(TABLES, dataset_options=given, **options)
+        except (ConfigError, DataError) as error:
+            raise type(error)(as_keywords(str(error))) from error.__cause__
 
     @classmethod
     def from_config(cls, config: RunConfig) -> Federation:

@@ -6,6 +6,7 @@ notebook's cells define.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping
 from functools import partial
@@ -53,6 +54,16 @@ def name_objects(options: Mapping[str, Any]) -> dict[str, Any]:
         key: _name(key, value) if with_dashes(key) in _NAMING and not isinstance(value, str) else value
         for key, value in values.items()
     }
+
+
+def as_keywords(sentence: str) -> str:
+    """A sentence of the command line's options as one of Python's keywords.
+
+    Examples:
+        >>> as_keywords("--leave-out names 'x'.")
+        "leave_out names 'x'."
+    """
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda option: option[1].replace("-", "_"), sentence)
 
 
 def changeable(config: RunConfig) -> bool:
@@ -114,6 +125,10 @@ def check_reach(config: RunConfig, jobs: int = 1) -> None:
 
 def _name(key: str, value: Any) -> str:
     key = with_dashes(key)
+    if value is None or isinstance(value, int | float):  # of which any module may have some
+        raise ConfigError(
+            f"Configuration key {key!r} has the value {value!r}; it must be a name, or the object itself."
+        )
     if key == "strategy" and not isinstance(value, type) and hasattr(value, "configure_fit"):
         strategy_named(_name(key, type(value)))  # says that it is of Flower's older API
     if key == "strategy" and (ours := next((name for name in BUILT_IN if strategy_named(name) is value), None)):

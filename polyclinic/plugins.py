@@ -161,6 +161,11 @@ def resolve(group: str, name: str) -> Any:
         return _try_load(point.load, where)
     if _place(name):
         return _load_object(name, where)
+    if group == "datasets" and name in _OF_STUDIES:
+        raise ConfigError(
+            f"{where}, a dataset of the package polyclinic-studies, which is not installed; in Polyclinic's repository, `python "
+            "-m pip install ./experiments` adds it."
+        )
     # by its name alone a method is no more likely than a game
     groups = next((several for several in _ONE_KEY if group in several), (group,))
     allowed = [entry for group in groups for entry in (*BUILT_IN[group], *_plugin_names(group))]
@@ -265,6 +270,10 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
 
 #: By what an objective predicts, which label a draft of tables must make of the column's cells.
 _LABEL_KINDS = {"ranks": "ordered", "numbers": "number", "quantiles": "number", "counts": "number"}
+#: The analyses of a time, which may be the label of drafted tables.
+_OF_TIME = ("survival", "cox")
+#: Datasets of the package polyclinic-studies, which few have.
+_OF_STUDIES = ("sprint", "mimic-hf", "icd", "digits", "mnist")
 
 
 def dataset_of(config: RunConfig) -> Dataset:
@@ -275,10 +284,18 @@ def dataset_of(config: RunConfig) -> Dataset:
     if config.dataset == TABLES and config.objective and not config.data.label:
         predicts = getattr(resolve("objectives", config.objective), "predicts", "")
         options["kind"] = _LABEL_KINDS.get(predicts, "")
+    asked = config.program_options if config.task in _OF_TIME else {}
+    time, event = (str(asked.get(name, "")) for name in ("time", "event"))
+    if config.dataset == TABLES and time and time == options.get("label"):
+        options["kind"] = "time"
     data = dataset_named(config.dataset, options)
     schema = Schema.from_toml(config.data.schema_file) if config.data.schema_file else data.schema
     data = replace(data, schema=schema)
     if names := [name.strip() for name in config.data.label.split(",") if name.strip()]:
+        if names == [time, event]:
+            from polyclinic.training.survival.counts import check_outcome  # torch takes a second to load
+
+            check_outcome(data.schema, time, event)
         data = data.with_labels(names)
     return replace(data, schema=with_indicators(data.schema)) if config.data.imputation == "indicator" else data
 

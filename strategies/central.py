@@ -24,7 +24,7 @@ from polyclinic.privacy.events import PAID_BEFORE, event_to_json
 from polyclinic.privacy.ledger import Ledger
 from polyclinic.privacy.noise import State
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
-from polyclinic.strategies.base.wrapping import Wrapping
+from polyclinic.strategies.base.wrapping import Wrapping, aggregate
 from polyclinic.strategies.registry import MEANS, merge_by
 from polyclinic.types import Arrays, Floats
 
@@ -88,7 +88,7 @@ class CentralDP(Wrapping):
         clip_norm, plan = self.clip_norm, self.plan
         total = self._clip_and_sum(sent, answers, server_round)
         model = _move_model(sent, self._add_noise(total, server_round) / plan.expected_weight)
-        arrays, _ = self.base.aggregate_train(server_round, [self._reply(model)])
+        arrays, _ = aggregate(self.base, server_round, [self._reply(model)])
         if arrays is not None:
             # A mean makes floats of whole numbers.
             whole = {name: Array(value) for name, value in sent.items() if name not in _floats(sent)}

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 
 from polyclinic.errors import DataError
 from polyclinic.programs.program import Collected, Half, Reply, State
-from polyclinic.strategies.base.wrapping import Wrapping
+from polyclinic.strategies.base.wrapping import Wrapping, aggregate
 from polyclinic.strategies.registry import merge_by
 from polyclinic.synthesis.synthesizer import Synthesizer
 from polyclinic.types import Arrays
@@ -73,7 +73,7 @@ class Learning(Wrapping):
             each = {str(reply.metadata.src_node_id): self._reply(reply) for reply in answers}
             collected = Collected({}, self.noise, self.patients, each)
         else:
-            mean, metrics = self.base.aggregate_train(server_round, answers)
+            mean, metrics = aggregate(self.base, server_round, answers)
             if mean is None:
                 return None, metrics
             collected = Collected(from_record(mean), self.noise, self.patients)

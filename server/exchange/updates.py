@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flwr.app import ArrayRecord, Message, MetricRecord
+from flwr.app import Message
 
 from polyclinic.config import compression
 from polyclinic.ehr.schema import Schema
@@ -19,12 +19,12 @@ from polyclinic.server.exchange.replies import alike, problem, unpack
 from polyclinic.server.exchange.secure import SecureSum, begin
 from polyclinic.server.exchange.sites import Site
 from polyclinic.server.state import Run, RunState
+from polyclinic.strategies.base.wrapping import Aggregated, aggregate
 from polyclinic.strategies.registry import merge_by
 from polyclinic.types import Arrays
 from polyclinic.wire.compression import Compression
 
 Replies = Sequence[tuple[Site, Message]]
-Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
 
 
 class Updates(Protocol):
@@ -109,7 +109,7 @@ class _Clear:
     def aggregate(self, replies: Replies) -> Aggregated:
         strategy, models = self.run.strategy, [reply for _, reply in replies]
         tell_noise(self.run.learning, self.run.config, self.state, [site for site, _ in replies])
-        aggregated = strategy.aggregate_train(self.number, alike(merge(models, self.key) if self.key else models))
+        aggregated = aggregate(strategy, self.number, alike(merge(models, self.key) if self.key else models))
         if self.run.central:
             self.state.hospital_epsilon = self.run.central.epsilon
         return aggregated
@@ -145,4 +145,4 @@ class _Masked:
         self.state.hospital_epsilon = opened.epsilon
         arrived = [site for site, _ in replies]
         tell_noise(self.run.learning, self.run.config, self.state, arrived, self.total.terms.threshold)
-        return self.run.strategy.aggregate_train(self.number, [opened.reply])
+        return aggregate(self.run.strategy, self.number, [opened.reply])

@@ -17,6 +17,7 @@ from polyclinic.errors import ConfigError
 from polyclinic.evaluation.groups import group_names
 from polyclinic.programs import Program
 from polyclinic.server.exchange.sites import Site, SiteGrid
+from polyclinic.strategies.base.wrapping import messages_of
 from polyclinic.training.local import BESIDE
 from polyclinic.training.modules import load
 from polyclinic.training.preparation import check_imputation
@@ -67,7 +68,7 @@ def check_messages(strategy: Strategy, program: Program, grid: Grid, sites: Sequ
     first = {name: value for name, value in program.first(sites[0].schema).items() if name not in local}
     config = ConfigRecord({"lr": program.config.training.learning_rate or 0.1})
     view = SiteGrid(grid, sites, lambda site: EnrolRequest(run="", site=0), {})
-    messages, name = list(copied.configure_train(1, to_record(first), config, view)), type(strategy).__name__
+    messages, name = messages_of(copied, 1, to_record(first), config, view), type(strategy).__name__
     check_understood(messages, program, name)
     if program.config.privacy.dp and messages and names_text(strategy, WITHHELD):
         metrics = MetricRecord(dict.fromkeys(TOLD_IN_PRIVATE, 1.0))

@@ -24,6 +24,7 @@ from polyclinic.server.phases.evaluation import evaluate, evaluate_again, evalua
 from polyclinic.server.phases.joining import with_newcomers, without_silent
 from polyclinic.server.phases.model import check_understood
 from polyclinic.server.state import Run, RunState
+from polyclinic.strategies.base.wrapping import messages_of
 from polyclinic.training.local import BESIDE
 from polyclinic.types import Arrays
 from polyclinic.wire.arrays import contents_of, from_record, to_record
@@ -143,7 +144,7 @@ def _collect(run: Run, state: RunState, updates: Updates, number: int) -> tuple[
     # Flower's strategies wait for a node to appear, so that an empty cohort is configured for all, and none is asked.
     view = SiteGrid(run.grid, parties or run.sites, request, state.beside())
     configuration = ConfigRecord(state.strategy_config)
-    messages = list(run.strategy.configure_train(number, to_record(state.model), configuration, view))
+    messages = messages_of(run.strategy, number, to_record(state.model), configuration, view)
     check_understood(messages, run.program, config.strategy)
     state.strategy_config = {
         key: value for key, value in configuration.items() if isinstance(value, bool | int | float | str)

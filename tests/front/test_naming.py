@@ -95,6 +95,11 @@ def test_functions_and_datasets_of_any_module_are_found_by_their_names(quick: Qu
         quick(strategy_options="train-metrics-aggr-fn='nowhere:none'")
 
 
+def test_a_dataset_that_there_is_not_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'breast-cancer'"):
+        Federation.from_dataset("brest")
+
+
 def test_sections_and_values_are_given_as_objects() -> None:
     same = Federation.from_dataset(
         "trial",
@@ -122,8 +127,10 @@ def test_sections_and_values_are_given_as_objects() -> None:
             "no name leads to",
         ),
         ("dataset", replace(DATASET, title="mine"), "no name leads to"),
+        ("strategy", 3, "'strategy' has the value 3; it must be a name, or the object itself"),
+        ("model", None, "'model' has the value None; it must be a name, or the object itself"),
     ],
-    ids=["a strategy with a lambda", "a dataset"],
+    ids=["a strategy with a lambda", "a dataset", "a number", "nothing"],
 )
 def test_what_has_no_name_is_refused_in_one_sentence(key: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -104,6 +104,23 @@ def test_a_name_that_two_packages_claim_stands_for_neither(install: Install) -> 
     assert "two_nets" not in sys.modules
 
 
+def test_a_dataset_of_the_studies_names_its_package_where_that_is_not_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    studies = {
+        plugin.name for plugin in plugins() if (plugin.package, plugin.group) == ("polyclinic-studies", "datasets")
+    }
+    # Without the folder of installed packages, and without the repository that is installed from it.
+    with monkeypatch.context() as bare:
+        bare.setattr(sys, "path", [])
+        for name in studies:
+            with pytest.raises(
+                ConfigError, match=rf"'{name}', a dataset of the package polyclinic-studies, .*pip install"
+            ):
+                resolve("datasets", name)
+    assert {"sprint", "icd"} <= studies
+
+
 def test_our_names_stay_ours_and_who_claims_them_is_told(install: Install) -> None:
     ours = resolve("models", "logistic")
     assert not any(plugin.package == "impostor" for plugin in plugins())

@@ -252,6 +252,6 @@ def test_a_very_skewed_number_has_a_hint_of_an_objective_that_suits(tmp_path: Pa
 def test_a_label_that_is_no_column_is_suggested_by_its_words() -> None:
     table = records("days").rename(columns={"los": "los_days"})
     with pytest.raises(
-        ConfigError, match="--label names 'los', which is not a column of the tables. Did you mean 'los_days'?"
+        ConfigError, match="^label names 'los', which is not a column of the tables. Did you mean 'los_days'?"
     ):
         Federation.from_tables({"north": table[::2], "south": table[1::2]}, label="los", patient="id")

@@ -9,23 +9,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from lifelines import KaplanMeierFitter
 from lifelines.statistics import multivariate_logrank_test
 from statsmodels.duration.survfunc import survdiff
+from typer.testing import CliRunner
 
 from benchmarks.utility.cohorts import cohort, records
 from polyclinic import Federation
+from polyclinic.cli import app
 from polyclinic.cli.analyses.analyse import Options
 from polyclinic.cli.analyses.survival import with_time
 from polyclinic.config import RunConfig
-from polyclinic.errors import ConfigError, PolyclinicError
+from polyclinic.errors import ConfigError, DataError, PolyclinicError
 from polyclinic.inspection.audits import subject_of_config
 from polyclinic.inspection.result import RunResult
+from polyclinic.plugins import dataset_of
 from polyclinic.programs import program_of
 from polyclinic.training.auditing.audit import noise, sampling, sensitivity
 from polyclinic.training.auditing.subject import canaries
-from polyclinic.training.survival.counts import SurvivalCounts
+from polyclinic.training.survival.counts import Outcome, SurvivalCounts
 from tests.conftest import ROOT
 
 COHORTS = "benchmarks.utility.cohorts:"
@@ -140,7 +144,7 @@ def test_few_patients_are_counted_at_a_hospital_whatever_the_grid_is_and_however
 
 @pytest.mark.parametrize(("options", "words"), [
     ({"time": "tme"}, "names 'tme' as time, which is no feature and no label of schema 'gbsg2'. Did you mean 'time'?"),
-    ({"event": "age"}, "names 'age' as event, a column of kind 'integer'; it must be a yes or no (kind binary)"),
+    ({"event": "age"}, "(--event) names 'age' as event, a column of kind 'integer'; it must hold two values, such as 0 and 1"),
     ({"by": "age"}, "names 'age' as by, a column of kind 'integer'; it must be a column with categories"),
     ({"edges": [3.0, 1.0]}, "numbers that rise, above 0 and up to 3000"),
     ({"intervals": 0}, "has intervals 0; allowed are 1 to 2,000"),
@@ -155,6 +159,59 @@ def test_options_that_cannot_be_are_refused_before_anything_is_spent(
         run(tmp_path, options)
     assert words in str(refused.value)
     assert not list(tmp_path.glob("**/ledger.sqlite"))
+
+
+def own_tables(folder: Path, **columns: Any) -> str:
+    """A folder with the table of one hospital."""
+    rows = np.arange(80)
+    table = pd.DataFrame({"age": 30 + rows % 50, "days": 10 + rows * 7 % 61, "died": rows % 2}).assign(**columns)
+    table.to_csv(folder / "north.csv", index=False)
+    return str(folder / "north.csv")
+
+
+@pytest.mark.parametrize("task", [["cox", "age"], ["survival"]])
+@pytest.mark.parametrize(
+    ("columns", "time", "words"),
+    [
+        ({"days": -np.arange(80) - 7}, "days", "'days', the time (--time), may hold numbers below 0; allowed are 0 and more"),
+        ({}, "day", "--time names 'day', which is not a column of the tables. Did you mean 'days'?"),
+        ({"days": ["long", *range(79)]}, "days", "--time takes a number, but column 'days' has 1 cells that are no numbers"),
+        ({"died": ["0", "1", "maybe", "0"] * 20}, "days", "(--event) names 'died' as event, a column of kind 'categorical'"),
+    ],
+)  # fmt: skip
+def test_own_tables_whose_times_or_events_cannot_be_are_told_by_the_commands_options(
+    tmp_path: Path, task: list[str], columns: dict[str, Any], time: str, words: str
+) -> None:
+    given = [
+        "--data",
+        own_tables(tmp_path, **columns),
+        "--time",
+        time,
+        "--event",
+        "died",
+        "--out",
+        str(tmp_path / "runs"),
+    ]
+    refused = CliRunner().invoke(app, [*task, *given, "--epsilon", "1"]).exception
+    assert isinstance(refused, ConfigError | DataError) and words in str(refused)
+    assert not any(cell in str(refused) for cell in ("-7", "-86", "long", "maybe", "--label"))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_time_of_few_values_is_one(tmp_path: Path) -> None:
+    options = {"files": own_tables(tmp_path, days=np.arange(80) % 4), "label": "days"}
+    config = RunConfig(dataset="tables", dataset_options=options, task="survival", task_options={"time": "days"})
+    assert dataset_of(config).schema.label.bounds == (0, 3)
+
+
+def test_a_schema_whose_times_may_be_below_0_is_refused() -> None:
+    columns = [
+        column.model_copy(update={"bounds": (-1.0, 3000.0)}) if column.name == "time" else column
+        for column in cohort("gbsg2").schema.columns
+    ]
+    schema = cohort("gbsg2").schema.model_copy(update={"columns": tuple(columns)})
+    with pytest.raises(ConfigError, match="Column 'time', the time .* below 0"):
+        Outcome.of(schema, "time", "cens")
 
 
 @pytest.mark.parametrize(

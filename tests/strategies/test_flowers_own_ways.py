@@ -156,3 +156,54 @@ def test_lists_and_mappings_of_python_are_values(quick: Quick) -> None:
     result = quick(model="mlp", hidden=[16, 8], strategy="fedadam", strategy_options={"eta": 0.05}, rounds=1)
     summary = json.loads((result.path / "summary.json").read_text())
     assert summary["rounds"] == 1 and result.config.widths == (16, 8) and result.config.options == {"eta": 0.05}
+
+
+class Forgot(FedAvg):
+    """Aggregates, and does not return what comes of it."""
+
+    associative = True
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        super().aggregate_train(server_round, replies)
+
+
+class Half(FedAvg):
+    """Returns the model without metrics."""
+
+    associative = True
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        return super().aggregate_train(server_round, replies)[0]
+
+
+class Silent(FedAvg):
+    """Makes messages, and does not return them."""
+
+    associative = True
+
+    def configure_train(self, *given: Any) -> Any:
+        super().configure_train(*given)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"privacy": {"dp": False}}, {"privacy": {"dp": True}}, {"privacy": {"dp": False}, "central": {"epsilon": 5.0}}],
+)
+@pytest.mark.parametrize(
+    ("strategy", "words"),
+    [
+        (Forgot, "Forgot returns None from aggregate_train, which must return two values, the model (an ArrayRecord or None) "
+                 "and the metrics; is a `return` missing?"),
+        (Half, "Half returns an object of type ArrayRecord from aggregate_train, which must return two values, the model (an "
+               "ArrayRecord or None) and the metrics."),
+        (Silent, "Silent returns None from configure_train, which must return the messages to the hospitals; is a `return` "
+                 "missing?"),
+    ],
+)  # fmt: skip
+def test_a_strategy_that_forgets_to_return_is_told_what_it_must_return(
+    quick: Quick, strategy: type[FedAvg], words: str, keys: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        quick(strategy=strategy, **keys)
+    assert str(refused.value) == f"The strategy {words}" and refused.value.exit_code == 2
+    assert not getattr(refused.value, "__notes__", [])

@@ -66,7 +66,8 @@ class Reading:
         missing: Texts that stand for a missing cell, in any column, beside the usual ones.
         time, steps: Of visits, several rows a patient: the column of their time, and how many of the latest become the steps of
             trajectories.
-        kind: "ordered" or "number" where the run's objective takes such a label alone.
+        kind: "ordered" or "number" where the run's objective takes such a label alone; "time" where the label is an analysis's
+            time, a number too.
     """
 
     label: str = ""
@@ -76,7 +77,7 @@ class Reading:
     missing: str | Sequence[str] = ()
     time: str = ""
     steps: int = 0
-    kind: Literal["", "ordered", "number"] = ""
+    kind: Literal["", "ordered", "number", "time"] = ""
 
     def __post_init__(self) -> None:
         for name in ("leave_out", "missing"):
@@ -185,11 +186,16 @@ def _from_files(
 
 
 def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, notes: Sequence[str] = ()) -> Dataset:
+    empty = [name for name, frame in frames.items() if frame.empty]
+    if len(empty) == len(frames):
+        what = "rows" if any(len(frame.columns) for frame in frames.values()) else "columns"
+        raise DataError(f"There are no {what} in the table of {several(empty)}.")
     cells, files, spelt, doubts = join_tables(
         {name: text_table(frame, reading.missing) for name, frame in frames.items()}
     )
     site = reading.site or (usual_site(list(cells)) if len(frames) == 1 else "")
-    roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out)
+    label_by = "--time" if reading.kind == "time" else "--label"
+    roles = Roles.find(list(cells), reading.label, reading.patient, site, reading.leave_out, label_by)
     time, steps = _visits(reading, roles, list(cells))
     if not roles.label:
         raise ConfigError(
@@ -205,7 +211,11 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         raise DataError(f"{title}: two columns are named {min(unclear)!r}; give them names of their own.")
     others = [] if roles.site else _likely_sites(cells, files, roles)
     sites = cells.pop(roles.site) if roles.site else files
-    cells, sites, lost = _whole(cells, sites, roles, sites if roles.site else list(frames))
+    cells, sites, lost = _whole(
+        cells, sites, roles, sites if roles.site else [name for name in frames if name not in empty]
+    )
+    if empty:
+        lost.append(f"Hospitals that take no part, for their table has no rows: {several(empty)}.")
     if cells.empty:
         raise DataError(f"{title}: no row has a value in the label column {roles.label!r}; name another by --label.")
     several_sites = bool(roles.site) or len(frames) > 1
@@ -224,7 +234,10 @@ def _dataset(frames: Mapping[str, pd.DataFrame], title: str, reading: Reading, n
         if again := list(map(str, rows.index[rows.duplicated()])):
             draft.notes.append(f"The rows of {several(again)} are those of another hospital; give a file only once.")
     if twice:
-        draft.reads("Columns of one name, which have their place behind it", *sorted(twice))
+        draft.reads(
+            "Of columns with the same name, each after the first has its place in the table added to its name",
+            *sorted(twice),
+        )
     if time:
         order = Visits.of(draft.records[roles.patient], visit_times(cells[time], time, sites), steps)
         draft, last = unroll(draft, order), order.last

@@ -52,6 +52,11 @@ _MOST_WORDS = 10
 _MOST_MARKS = 3  # where half of the cells, and many numbers, are enough
 _OFTEN = 0.1  # of rows, for a word that other hospitals' words may stand for
 _MOST_CLASSES = 10  # of a label of numbers; with more different ones it is itself a number
+# What needs a number for a label, and what else helps.
+_NUMBER_BY = {
+    "number": ("The objective predicts", ", or take another objective, as by -c objective=classification"),
+    "time": ("--time takes", ""),
+}
 _NUMBERS = ("integer", "continuous", "trajectory")
 
 
@@ -103,7 +108,7 @@ class Draft:
 
 
 def draft_tables(
-    cells: pd.DataFrame, hospitals: pd.Series, roles: Roles, label: Literal["", "ordered", "number"] = ""
+    cells: pd.DataFrame, hospitals: pd.Series, roles: Roles, label: Literal["", "ordered", "number", "time"] = ""
 ) -> Draft:
     """The draft of a table of trimmed text (``cells.trim``), "" where missing.
 
@@ -112,7 +117,8 @@ def draft_tables(
         hospitals: (rows,) the hospital of each row: numbers may be written otherwise at each, and what is the same for all of
             a hospital is not a feature.
         roles: Columns that are no features.
-        label: Whether the label must be categories in an order, or a number; by default its cells decide.
+        label: Whether the label must be categories in an order, a number, or a time, which is a number too; by default its
+            cells decide.
 
     Raises:
         DataError: for a label that cannot be one.
@@ -131,7 +137,7 @@ def draft_tables(
             if label == "ordered":
                 _add_ordered_label(draft, name, cells[name])
             elif not _add_number_label(
-                draft, name, cells[name], hospitals, decimals.get(name, {}), must=label == "number"
+                draft, name, cells[name], hospitals, decimals.get(name, {}), must=_NUMBER_BY.get(label, ("", ""))
             ):
                 _add_label(draft, name, cells[name], hospitals)
         elif name == roles.patient:
@@ -188,21 +194,22 @@ def _add(
 
 
 def _add_number_label(
-    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str], must: bool
+    draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series, commas: Mapping[str, str], must: tuple[str, str]
 ) -> bool:
     """Add a label that is a number in one unit, with bounds around all cells; False where it has few values, or others.
 
-    must: it is a number, of few values too. Raises DataError where it then is none.
+    must: what needs a number, of few values too, and what else helps; empty where nothing does. Raises DataError where the label
+    then is none.
     """
-    read = read_column(cells, hospitals, commas)
+    read, (needs, otherwise) = read_column(cells, hospitals, commas), must
     units, none = sorted(set(read.units) - {""}), int(read.values.isna().sum())
-    if must and (none or len(units) > 1 or read.values.nunique() < 2):
+    if needs and (none or len(units) > 1 or read.values.nunique() < 2):
         what = f"{none:,} cells that are no numbers" if none else "several units" if units[1:] else "a single value"
         raise DataError(
-            f"The objective predicts a number, but column {name!r}, the label, has {what}: write it as a number in one unit (name"
-            " texts of missing cells by --missing), or take another objective, as by -c objective=classification."
+            f"{needs} a number, but column {name!r}{', the label,' if otherwise else ''} has {what}: write it as a number in one "
+            f"unit (name texts of missing cells by --missing){otherwise}."
         )
-    if none or len(units) > 1 or (read.values.nunique() <= _MOST_CLASSES and not must):
+    if none or len(units) > 1 or (read.values.nunique() <= _MOST_CLASSES and not needs):
         return False
     low, high = float(np.floor(read.values.min())), float(np.ceil(read.values.max()))
     written = units[0] if units else unit_of(name)

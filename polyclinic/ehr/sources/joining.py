@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -48,8 +47,9 @@ class Roles:
 
     @classmethod
     def find(
-        cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = ()
-    ) -> Roles:
+        cls, names: Sequence[str], label: str = "", patient: str = "", site: str = "", leave_out: Sequence[str] = (),
+        label_by: str = "--label",
+    ) -> Roles:  # fmt: skip
         """Return the roles of the named columns, however they are spelt; usual names stand in where none is given.
 
         Args:
@@ -58,11 +58,12 @@ class Roles:
             patient: The patients' column; empty looks for a usual name.
             site: The hospitals' column; empty means none.
             leave_out: Columns that are not read.
+            label_by: The option that names the label.
 
         Raises:
             ConfigError: For names that are no columns, all of them at once.
         """
-        asked = [("--label", label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
+        asked = [(label_by, label), ("--patient", patient), ("--site", site), *(("--leave-out", x) for x in leave_out)]
         own = {name: name if name in names else usual_name(names, [name]) for _, name in asked if name}
         they_have = f" They have {several(names, most=12)}."
         wrong = [
@@ -84,8 +85,7 @@ def _several_labels(flag: str, text: str, names: Sequence[str]) -> str:
     columns = [usual_name(names, [part]) for part in text.split(",")]
     if flag != "--label" or len(columns) < 2 or not all(columns):
         return ""
-    first, several_labels = shlex.quote(columns[0]), shlex.quote(f"data.label={','.join(columns)}")
-    return f" Several labels are given by `--label {first} -c {several_labels}`."
+    return f" For several labels, give the first by --label, and all by the key data.label: {','.join(columns)!r}."
 
 
 def usual_site(names: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -91,12 +91,19 @@ class Outcome:
             by: The column of groups; empty for one group.
 
         Raises:
-            ConfigError: A name is not a column which hospitals read, or a column is of another kind.
+            ConfigError: A name is not a column which hospitals read, or a column is of another kind or of times below 0.
         """
+        read = (*schema.features, *schema.labels)
+        duration = _column(schema, read, "time", time or _of_role(schema, "duration"))
+        if (duration.bounds or (0.0, 1.0))[0] < 0:
+            raise ConfigError(
+                f"Column {duration.name!r}, the time (--time), may hold numbers below 0; allowed are 0 and more, which the lower "
+                "bound in the schema must say, or every row of your own tables."
+            )
         return cls(
-            _column(schema, "time", time or _of_role(schema, "duration"), BOUNDED_KINDS[:2], "a number with bounds"),
-            _column(schema, "event", event or _of_role(schema, "event"), ("binary",), "a yes or no"),
-            _column(schema, "by", by, CLASS_KINDS, "a column with categories") if by else None,
+            duration,
+            _column(schema, read, "event", event or _of_role(schema, "event")),
+            _column(schema, read, "by", by) if by else None,
         )
 
     @property
@@ -109,8 +116,30 @@ def _of_role(schema: Schema, role: str) -> str:
     return next((column.name for column in schema.labels if column.role == role), "")
 
 
-def _column(schema: Schema, option: str, name: str, kinds: Sequence[str], what: str) -> Column:
-    columns = {column.name: column for column in (*schema.features, *schema.labels)}
+def check_outcome(schema: Schema, time: str, event: str) -> None:
+    """Check that names are columns of a time and of an event, whatever role the schema gives them.
+
+    Args:
+        schema: The public schema.
+        time: The column of the time.
+        event: The column of the event.
+
+    Raises:
+        ConfigError: A name is not a column, or the column is of another kind.
+    """
+    for option, name in (("time", time), ("event", event)):
+        _column(schema, schema.columns, option, name)
+
+
+#: By option, which kinds its column may be of, and what such a column does.
+_KINDS: Mapping[str, tuple[Sequence[str], str]] = {
+    "time": (BOUNDED_KINDS[:2], "be a number with bounds"), "event": (("binary",), "hold two values, such as 0 and 1"),
+    "by": (CLASS_KINDS, "be a column with categories"),
+}  # fmt: skip
+
+
+def _column(schema: Schema, among: Sequence[Column], option: str, name: str) -> Column:
+    columns, (kinds, what) = {column.name: column for column in among}, _KINDS[option]
     if not name:
         raise ConfigError(
             f"Configuration key 'task-options' needs {option}: schema {schema.name!r} has no columns of the roles duration and "
@@ -118,13 +147,13 @@ def _column(schema: Schema, option: str, name: str, kinds: Sequence[str], what: 
         )
     if name not in columns:
         raise ConfigError(
-            f"Configuration key 'task-options' names {name!r} as {option}, which is no feature and no label of schema "
-            f"{schema.name!r}.{nearest(name, columns)}"
+            f"Configuration key 'task-options' (--{option}) names {name!r} as {option}, which is no feature and no label of "
+            f"schema {schema.name!r}.{nearest(name, columns)}"
         )
     if columns[name].kind not in kinds:
         raise ConfigError(
-            f"Configuration key 'task-options' names {name!r} as {option}, a column of kind {columns[name].kind!r}; it must be "
-            f"{what} (kind {' or '.join(kinds)})."
+            f"Configuration key 'task-options' (--{option}) names {name!r} as {option}, a column of kind {columns[name].kind!r}; "
+            f"it must {what} (kind {' or '.join(kinds)})."
         )
     return columns[name]
 

@@ -280,7 +280,7 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
     wrong: list[tuple[Callable[[], object], str]] = [
         (lambda: Federation.from_tables({"a": tmp_path / "title.csv"}, "died"), "without a title above"),
         (lambda: Federation.from_tables({"a": frames["a"].assign(died=dates)}, "died"), "It holds dates: write 1"),
-        (lambda: Federation.from_tables({"a": frames["a"].assign(died=unknown)}, "died"), "their texts by --missing"),
+        (lambda: Federation.from_tables({"a": frames["a"].assign(died=unknown)}, "died"), "their texts by missing"),
         (lambda: Federation.from_tables({"a": twice}, "died"), "two columns are named 'died'"),
         (lambda: Federation.from_tables(frames, "dead"), "Did you mean 'died'?"),
         (lambda: Federation.from_tables({}, "died"), "a table for each hospital"),
@@ -291,9 +291,9 @@ def test_wrong_tables_are_one_sentence_that_says_what_to_give(tmp_path: Path) ->
         (lambda: Federation.from_tables({"a": tmp_path / "ragged.csv"}, "died"), "more cells than the header"),
         (
             lambda: Federation.from_tables(frames, "dead", "mrm"),
-            "--label names 'dead', which is not a column of the tables. Did you mean 'died'? --patient names",
+            "label names 'dead', which is not a column of the tables. Did you mean 'died'? patient names",
         ),
-        (lambda: Federation.from_tables(frames, "dead", "mrm"), "--patient names 'mrm'"),
+        (lambda: Federation.from_tables(frames, "dead", "mrm"), "patient names 'mrm'"),
         (
             lambda: Federation.from_tables({x: tmp_path / f"{x}.csv" for x in ("ragged", "bytes")}, "died"),
             "bytes.csv: the file",
@@ -407,8 +407,26 @@ def test_a_hospital_without_rows_with_one_label_or_with_the_rows_of_another_is_n
     frames |= {"c": frames["a"].sample(frac=1, random_state=1), "d": frames["a"].head(0)}
     frames["e"] = hospital(30, 5, "e").assign(died=0)
     notes = " ".join(tables(frames=hold(frames), label="died").notes)
-    assert "take no part, for none of their rows is whole: d." in notes
+    assert "take no part, for their table has no rows: d." in notes
     assert "All labels are the same at e: " in notes and "The rows of c are those of another hospital" in notes
+
+
+def test_a_file_without_rows_and_a_repeated_header_are_said_plainly(tmp_path: Path) -> None:
+    whole = hospital(80, 1)
+    (tmp_path / "a.csv").write_text(",".join(whole) + "\n")
+    with pytest.raises(DataError, match=r"^There are no rows in the table of a\.$"):
+        Federation.from_tables({"a": tmp_path / "a.csv"}, "died")
+    with pytest.raises(DataError, match=r"^There are no columns in the table of a\.$"):
+        Federation.from_tables({"a": pd.DataFrame()}, "died")
+    whole.to_csv(tmp_path / "b.csv", index=False)
+    notes = " ".join(tables(files=[str(tmp_path / "a.csv"), str(tmp_path / "b.csv")], label="died").notes)
+    assert "Hospitals that take no part, for their table has no rows: a." in notes and "is whole" not in notes
+    twice = whole.assign(other=np.arange(80) % 37).rename(columns={"other": "age"})
+    dataset = tables(frames=hold({"a": twice}), label="died")
+    assert f"age ({len(twice.columns)})" in dataset.load()
+    assert "Of columns with the same name, each after the first has its place in the table added to its name: age." in (
+        dataset.readings
+    )
 
 
 def test_hospitals_may_spell_and_order_their_columns_otherwise_and_lack_some() -> None:
@@ -459,7 +477,9 @@ def test_a_hint_begins_with_the_word_and_several_labels_are_given_by_their_key()
         tables(frames=hold({"a": frame}), label="LOS")
     with pytest.raises(ConfigError) as refused:
         tables(frames=hold({"a": frame}), label="died, Closed")
-    assert "Several labels are given by `--label died -c data.label=died,closed`." in str(refused.value)
+    assert "For several labels, give the first by --label, and all by the key data.label: 'died,closed'." in str(
+        refused.value
+    )
     assert (
         dataset_of(Federation.from_tables({"a": frame}, "died", data={"label": "died,closed"}).config)
         .schema.labels[1]

@@ -80,7 +80,10 @@ def run_rounds(
             run.program.choice and number == config.rounds
         )
         if number % config.evaluation.every == 0 or number == config.rounds or private:
-            rows = evaluate(run, state, number, private)
+            # Where no hospital let metrics leave, the round is still one that is done.
+            rows = evaluate(run, state, number, private) or [
+                {"round": number, "site": name} | unknown for name in figures
+            ]
             run = without_silent(run, state, number)
         else:
             rows = [{"round": number, "site": name} | unknown for name in figures]

@@ -125,7 +125,7 @@ def test_a_damaged_backup_or_another_s_journal_is_refused_and_nothing_is_left(ho
     ledger_file = copy / "home" / "ledger.sqlite"
     whole = ledger_file.read_bytes()
     ledger_file.write_bytes(whole[:5000])
-    with pytest.raises(DataError, match="not as the backup was written"):
+    with pytest.raises(DataError, match="not as the backup was written; use another backup"):
         restore_hospital(copy, new, None)
     ledger_file.write_bytes(whole)
     append(tmp_path / "other", {"event": "asked"})

@@ -197,11 +197,11 @@ def stop(home: Path, run: str, why: str = "") -> Approval:
         ConfigError: As ``decide``, or nobody here has heard of the run.
     """
     if not (home / FOLDER / f"{run}.json").is_file():
-        entries = read_lines(home / NAME).entries
-        names = [*(entry.get("run", "") for entry in reversed(entries)), *(known.run for known in approvals(home))]
-        known = dict.fromkeys(name for name in names if name and isinstance(name, str))
-        if run not in known:
-            raise ConfigError(f"No run {run!r} has asked here; runs that did: {several(known) or 'none'}.")
+        lines = reversed(read_lines(home / NAME).entries)
+        names = [*(line.get("run") for line in lines), *(approval.run for approval in approvals(home))]
+        every = dict.fromkeys(name for name in names if name and isinstance(name, str))
+        if run not in every:
+            raise ConfigError(f"No run {run!r} has asked here; runs that did: {several(every) or 'none'}.")
         build_model(Request, {"run": run, "site": 0}, "The run to be stopped")
         _write(
             home / FOLDER / f"{run}.json", Approval(run, "", "pending", {}, "", _now().isoformat(timespec="seconds"))

@@ -23,8 +23,8 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
     """An approval as JSON, with what the run's configuration says of the most important, and ``leaves``, a sentence a thing.
 
     Of ``signed``: whether the policy names the submitter, whose signature the run then had to bring.
-    Of ``epsilon``: it is None without privacy; "" stands for what settings of another version do not say, and for all of a
-        run that told none, whose ``terms`` are then "" as well.
+    Of ``epsilon``: it is None without privacy; "" stands for what settings of another version do not say.
+    A run that told no settings has "" for all, also for ``terms``.
     """
     shown: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "") | {
         "leaves": []

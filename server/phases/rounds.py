@@ -80,13 +80,13 @@ def run_rounds(
             run.program.choice and number == config.rounds
         )
         if number % config.evaluation.every == 0 or number == config.rounds or private:
-            # Where no hospital let metrics leave, the round is still one that is done.
-            rows = evaluate(run, state, number, private) or [
-                {"round": number, "site": name} | unknown for name in figures
-            ]
+            rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
-            rows = [{"round": number, "site": name} | unknown for name in figures]
+            rows = []
+        rows = rows or [
+            {"round": number, "site": name} | unknown for name in figures
+        ]  # also where none could be evaluated
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started

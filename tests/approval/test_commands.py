@@ -149,7 +149,6 @@ def test_a_hospital_pauses_stops_and_goes_on_by_the_command(
     status = cli("hospital", "status", hospital)
     assert "Paused since" in status.out and "an audit" in status.out
     assert json.loads(cli("hospital", "status", hospital, "--json").out)["paused"]["why"] == "an audit"
-    append(hospital / "home", {"event": "asked", "kind": "enrol", "run": "trial-1"})
     assert refusal(hospital) == "the hospital has paused: an audit"
     assert cli("hospital", "resume", hospital).code == 0 and not refusal(hospital)
     assert cli("hospital", "resume", hospital).code == 2

@@ -59,6 +59,7 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     assert train(hospital / "hospital.toml").has_content()
     copy = copied(hospital, "copy")
     assert train(hospital / "hospital.toml", 3, round=2).has_content()
+    append(hospital / "home", {"event": "asked", "kind": "enrol", "run": "other"})
     approvals.stop(hospital / "home", "other", "no longer")
     spent, damaged = ledger(hospital / "hospital.toml").epsilon(), hospital.with_name("damaged")
     assert cli("hospital", "restore", copy, hospital, "--without-journal").code == 2  # it is there

@@ -42,7 +42,8 @@ def secure_threshold(config: RunConfig, cohort: int) -> int:
     if not is_safe_threshold(threshold, cohort):
         most = f"; allowed are at most {(cohort - 1) // 3}" if cohort > 1 else ""
         raise ConfigError(
-            f"Configuration key 'secure.dropouts' has the value {config.secure.dropouts}, but of {cohort} hospitals in a round "
+            f"Configuration key 'secure.dropouts' has the value {config.secure.dropouts}, but of "
+            f"{count_text(cohort, 'hospital')} in a round "
             f"secure aggregation needs at least two, and over two thirds, to stay{most}."
         )
     return threshold

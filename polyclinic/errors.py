@@ -55,6 +55,16 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {match[0]!r}?" if match and name else ""
 
 
+def count_text(number: int, what: str) -> str:
+    """A number of things in words: the plural, but of one.
+
+    Examples:
+        >>> count_text(1, "charge"), count_text(2000, "charge")
+        ('1 charge', '2,000 charges')
+    """
+    return f"{number:,} {what if number == 1 else f'{what}s'}"
+
+
 def decimal_hint(text: object) -> str:
     """A sentence's end for text that is a number with a decimal comma, and "" for any other.
 

@@ -17,7 +17,7 @@ from flwr.common.logger import log
 from flwr.serverapp import Grid, ServerApp
 
 from polyclinic.config import EFFECTS, NOT_UNDER_FLOWER, RunConfig, check_effects
-from polyclinic.errors import PolyclinicError, without_name
+from polyclinic.errors import PolyclinicError, count_text, without_name
 from polyclinic.evaluation.report import write_report
 from polyclinic.files import write_file
 from polyclinic.runs.folder import LATEST, RESULTS, Run
@@ -105,7 +105,8 @@ class _Logged(Progress):
         if config.central.on:
             noise += f" at the hospitals, epsilon {config.central.epsilon:g} of each hospital as a whole"
         trained = f"engine {engine}, " if engine else ""
-        log(INFO, "Polyclinic: %d hospitals, %d rounds, %s%s", len(sites), config.rounds, trained, noise)
+        hospitals, rounds = count_text(len(sites), "hospital"), count_text(config.rounds, "round")
+        log(INFO, "Polyclinic: %s, %s, %s%s", hospitals, rounds, trained, noise)
 
     def on_round(self, config: RunConfig, state: RunState) -> None:
         if state.unchanged and state.unchanged[-1]["round"] == state.round:

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy import Strategy
 from polyclinic.config import RunConfig, train_settings
 from polyclinic.ehr.encoding import public_standardiser
 from polyclinic.ehr.schema import Schema
-from polyclinic.errors import ConfigError, several, without_name
+from polyclinic.errors import ConfigError, count_text, several, without_name
 from polyclinic.plugins import evaluator_named, mod_named, strategy_named, strategy_options
 from polyclinic.privacy.accounting import PrivacyPlan, gaussian_event
 from polyclinic.privacy.events import PAID_BEFORE
@@ -260,7 +260,7 @@ def _enrol(
         reasons = several((f" {name}: {without_name(name, why)}" for name, why in absent), between="")
         raise ConfigError(
             f"Configuration key 'participation.min-sites' has the value {config.participation.min_sites}, but "
-            f"{len(sites)} hospitals enrolled.{reasons}"
+            f"{count_text(len(sites), 'hospital')} enrolled.{reasons}"
         )
     check_cohorts(config, len(sites))
     used = {site.name for site in sites}

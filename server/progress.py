@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import several, whose
+from polyclinic.errors import count_text, several, whose
 from polyclinic.evaluation.judges import TITLES, in_line
 from polyclinic.privacy.accounting import PrivacyPlan
 from polyclinic.programs import program_of
@@ -103,7 +103,7 @@ class OneLine(Progress):
     def on_start(
         self, config: RunConfig, sites: Sequence[Site], privacy: PrivacyPlan | None, engine: Engine | None
     ) -> None:
-        self.on_step(f"round 0 of {config.rounds}, {len(sites)} hospitals")
+        self.on_step(f"round 0 of {config.rounds}, {count_text(len(sites), 'hospital')}")
 
     def on_round(self, config: RunConfig, state: RunState) -> None:
         overall: dict[str, Any] = next((row for row in reversed(state.newest_rows()) if row["site"] == "pooled"), {})

@@ -24,11 +24,12 @@ from typing import Any, Literal, get_args
 import polyclinic
 from polyclinic.client.home.holds import FILES, FOLDER, PAUSED, because, current_pause
 from polyclinic.client.home.hospital import Hospital
-from polyclinic.client.home.journal import append
+from polyclinic.client.home.journal import NAME, append
 from polyclinic.config import RunConfig
 from polyclinic.digests import digest
 from polyclinic.errors import BudgetRefused, ConfigError, DataError, PolyclinicError, several
 from polyclinic.files import SECRET, reason, write_file
+from polyclinic.lines import read_lines
 from polyclinic.plugins import brought_by
 from polyclinic.releases.kinds import read_question
 from polyclinic.toml import build_model
@@ -127,7 +128,9 @@ def standing(hospital: Hospital, request: Request, config: RunConfig) -> dict[st
     path = hospital.home / FOLDER / f"{request.run}.json"
     if not hospital.policy.require_approval and not path.is_file():
         return {}
-    approval = approval_of(hospital, request, config) if hospital.policy.require_approval else _read(path)
+    # A run that was stopped before it told its terms tells them now, so that people can see and approve them.
+    asks = hospital.policy.require_approval or not _read(path).digest
+    approval = approval_of(hospital, request, config) if asks else _read(path)
     state = approval.stands(_now())
     if state == "denied":
         return {"refusal": f"the run was denied here{because(approval.why)}", "waits": False}
@@ -183,7 +186,7 @@ def _written_down() -> Iterator[None]:
 
 @_written_down()
 def stop(home: Path, run: str, why: str = "") -> Approval:
-    """Denies a run, also one that has asked nobody, as its policy lets it begin by itself.
+    """Denies a run, also one that needs no approval here: then it is known by the journal alone.
 
     Args:
         home: The hospital's home folder.
@@ -191,9 +194,14 @@ def stop(home: Path, run: str, why: str = "") -> Approval:
         why: The reason, in words; empty for none.
 
     Raises:
-        ConfigError: As ``decide``.
+        ConfigError: As ``decide``, or nobody here has heard of the run.
     """
     if not (home / FOLDER / f"{run}.json").is_file():
+        lines = reversed(read_lines(home / NAME).entries)
+        names = [*(line.get("run") for line in lines), *(approval.run for approval in approvals(home))]
+        every = dict.fromkeys(name for name in names if name and isinstance(name, str))
+        if run not in every:
+            raise ConfigError(f"No run {run!r} has asked here; runs that did: {several(every) or 'none'}.")
         build_model(Request, {"run": run, "site": 0}, "The run to be stopped")
         _write(
             home / FOLDER / f"{run}.json", Approval(run, "", "pending", {}, "", _now().isoformat(timespec="seconds"))
@@ -240,10 +248,17 @@ def decide(
     """
     with _settling(home):
         approval, now = approval_named(home, run), _now()
+        if state == "approved" and not approval.digest:
+            raise ConfigError(
+                f"Run {run!r} was stopped before its terms were known here, so there are none to approve; it tells them "
+                "when it asks again."
+            )
         if state == "approved" and terms != approval.digest:
+            short = len(terms) != len(approval.digest)
+            digits = f", and give all {len(approval.digest)} digits, not {len(terms)}" if short else ""
             raise ConfigError(
                 f"The terms are {terms!r}, but run {run!r} now asks under {approval.digest[:12]}…; look at them with "
-                "`hospital show`, and give all digits."
+                f"`hospital show`{digits}."
             )
         if not 0 < days <= _LONGEST_DAYS:
             raise ConfigError(f"--days is {days:g}; allowed are numbers above 0 and at most {_LONGEST_DAYS}.")

@@ -31,7 +31,7 @@ from polyclinic.ehr.shard import Checked, Rows, Shard, check_chunks, shard_of
 from polyclinic.ehr.sources import Chunk
 from polyclinic.ehr.split import OWN_SPLIT, Split
 from polyclinic.errors import BudgetRefused, ConfigError
-from polyclinic.privacy.ledger import Ledger, Limit, Terms
+from polyclinic.privacy.ledger import MONTH_DAYS, Ledger, Limit, Terms
 from polyclinic.privacy.streams import Stream, keyed_stream, system_stream
 from polyclinic.runs.simulation import (
     SimulatedDataset,
@@ -156,13 +156,15 @@ class Hospital:
         own = policy.submitters.get(submitter)
         given = [
             Limit(min(approved, policy.most_epsilon_per_run, own.most_epsilon_per_run if own else math.inf)),
-            Limit(policy.most_epsilon_per_month, "All runs of thirty days", days=30.0),
+            Limit(policy.most_epsilon_per_month, "All runs of thirty days", days=MONTH_DAYS),
         ]
         if own and own.most_epsilon_per_month < math.inf:
             from polyclinic.client.home.submissions import submitted_runs  # what most hospitals do without
 
             runs = submitted_runs(self.home, submitter)
-            given.append(Limit(own.most_epsilon_per_month, f"All runs of {submitter!r} in thirty days", runs, 30.0))
+            given.append(
+                Limit(own.most_epsilon_per_month, f"All runs of {submitter!r} in thirty days", runs, MONTH_DAYS)
+            )
         return tuple(limit for limit in given if limit.epsilon < budget)
 
     def stream(self, purpose: str, round: int) -> Stream:

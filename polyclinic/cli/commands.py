@@ -177,7 +177,7 @@ class Commands(TyperGroup):
                 ) from None
             raise
         except KeyboardInterrupt as stop:
-            stopped = Stopped("Stopped.")
+            stopped = Stopped(str(stop) or "Stopped.")
             for note in notes(stop):
                 stopped.add_note(note)
             raise stopped from None

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from polyclinic.cli.options import Force
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, significant, table
+from polyclinic.errors import count_text
 from polyclinic.evaluation.privacy_text import risk_sentence, share
 
 if TYPE_CHECKING:
@@ -66,9 +67,9 @@ def verify(path: File, site: OneSite = None, as_json: Json = False) -> None:
     lines = []
     for statement in [*statements, *held_out]:
         whose = ", held-out patients" if statement in held_out else ""
-        what = f"{whose}: {_count_text(len(statement['events']), 'charge')}, {_cost_text(statement)}; "
+        what = f"{whose}: {count_text(len(statement['events']), 'charge')}, {_cost_text(statement)}; "
         findings = statement["findings"]
-        word = (_count_text(len(findings), "finding"), "bold red") if findings else "intact"
+        word = (count_text(len(findings), "finding"), "bold red") if findings else "intact"
         lines.append(Text.assemble((statement["site"], "bold"), what, word))
         lines += [Text(str(Finding(**finding)), "red") for finding in findings]
     answer(as_json, statement_of(statements) | {"held_out": statement_of(held_out) if held_out else None}, *lines)
@@ -102,7 +103,7 @@ def export(
             "events": charges,
             "intact": intact,
         },
-        f"{out}: {charges} charges of {_count_text(len(statements), 'hospital')}; {record}",
+        f"{out}: {count_text(charges, 'charge')} of {count_text(len(statements), 'hospital')}; {record}",
     )
 
 
@@ -166,10 +167,6 @@ def _details(statement: dict[str, Any]) -> Iterator[str | Table]:
     by_run, by_event = ("run", "charges", "ε by itself", "first", "last"), ("seq", "run", "round", "purpose")
     yield table(by_run, runs, words=by_run)
     yield table(by_event, ([str(event[name]) for name in by_event] for event in statement["events"]), words=by_event)
-
-
-def _count_text(number: int, what: str) -> str:
-    return f"{number} {what if number == 1 else f'{what}s'}"
 
 
 def _cost_text(statement: dict[str, Any]) -> str:

@@ -24,18 +24,14 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
 
     Of ``signed``: whether the policy names the submitter, whose signature the run then had to bring.
     Of ``epsilon``: it is None without privacy; "" stands for what settings of another version do not say.
+    A run that told no settings has "" for all, also for ``terms``.
     """
     shown: dict[str, Any] = dict.fromkeys(("task", "model", "strategy", "rounds", "epsilon", "metrics"), "") | {
         "leaves": []
     }
-    with suppress(ConfigError):  # which settings of a version that had other keys may raise
-        config = RunConfig.build(approval.settings)
-        # A coordinator's text could otherwise move the cursor, or look like another line.
-        names = {"task": config.task, "model": config.model, "strategy": config.strategy}
-        shown |= {key: name if name.isprintable() else repr(name) for key, name in names.items()}
-        epsilon = config.privacy.epsilon if config.privacy.dp else None
-        shown |= {"rounds": config.rounds, "epsilon": epsilon, "metrics": config.evaluation.metrics}
-        shown["leaves"] = _leaves(config, policy)
+    if approval.digest:  # without one the run told no settings
+        with suppress(ConfigError):  # which settings of a version that had other keys may raise
+            shown |= _figures(RunConfig.build(approval.settings), policy)
     if asked := approval.settings.get("question"):
         question = read_question(asked)
         shown = dict.fromkeys(shown, "") | {"task": question.task, "epsilon": question.epsilon, "rounds": 1}
@@ -47,6 +43,15 @@ def facts(approval: Approval, policy: Policy) -> dict[str, Any]:
         "submitter": submitter, "signed": submitter in policy.submitters, "code": approval.code,
         "settings": approval.settings,
         **{name: getattr(approval, name) for name in ("asked", "decided", "until", "by", "why")},
+    }  # fmt: skip
+
+
+def _figures(config: RunConfig, policy: Policy) -> dict[str, Any]:
+    # A coordinator's text could otherwise move the cursor, or look like another line.
+    names = {"task": config.task, "model": config.model, "strategy": config.strategy}
+    return {key: name if name.isprintable() else repr(name) for key, name in names.items()} | {
+        "rounds": config.rounds, "epsilon": config.privacy.epsilon if config.privacy.dp else None,
+        "metrics": config.evaluation.metrics, "leaves": _leaves(config, policy),
     }  # fmt: skip
 
 

@@ -71,7 +71,7 @@ def restore(backup: Path, folder: Path, file: str, finish: Callable[[Path, str],
                 target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 write_file(target, (backup / name).read_bytes(), mode=SECRET, durable=False)
                 if sha256(target) != digest:
-                    raise DataError(f"{backup / name} is not as the backup was written; take another backup.")
+                    raise DataError(f"{backup / name} is not as the backup was written; use another backup.")
             finish(staging, time)
     except (OSError, sqlite3.Error) as error:
         why = reason(error) if isinstance(error, OSError) else error
@@ -134,7 +134,7 @@ def restore_coordinator(backup: Path, folder: Path) -> dict[str, Any]:
         check_stopped(reached_here(file.listen), file.port)
         database = staging / "state" / DATABASE
         if database.exists() and database.stat().st_size and (problems := damages(database)):
-            raise DataError(f"state/{DATABASE} of the backup is damaged ({problems[0]}); take another backup.")
+            raise DataError(f"state/{DATABASE} of the backup is damaged ({problems[0]}); use another backup.")
 
     return restore(backup, folder, coordinator.FILE, finish)
 
@@ -157,7 +157,7 @@ def _manifest(backup: Path) -> tuple[str, dict[str, str]]:
     except FileNotFoundError:
         raise ConfigError(f"{backup} holds no {MANIFEST}, so it is not a whole backup.") from None
     except (OSError, ValueError, TypeError, LookupError, AttributeError):
-        raise DataError(f"{backup / MANIFEST} cannot be read as the list of a backup; take another backup.") from None
+        raise DataError(f"{backup / MANIFEST} cannot be read as the list of a backup; use another backup.") from None
     return time, files
 
 
@@ -178,7 +178,7 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
     for path in (home / name for name in LEDGERS if (home / name).exists()):
         problems = damages(path) or [] if Ledger.read(path).verify() else ["its chain of hashes is broken"]
         if problems:
-            raise DataError(f"{path.name} of the backup is damaged ({problems[0]}); take another backup.")
+            raise DataError(f"{path.name} of the backup is damaged ({problems[0]}); use another backup.")
     write_file(home / NAME, newest, mode=SECRET)
     history = read_lines(home / NAME)
     if not history.intact:
@@ -194,7 +194,7 @@ def _bring_forward(home: Path, journal: Path | None) -> int:
         rows = [Row._make(row) for charges in every for row in charges["rows"]]
         brought += _take_up(home / name, Terms(*every[0]["terms"]), rows)
     if history.entries and charges_since(home, history.entries[-1].get("ledgers", {}))[1]:
-        raise DataError("The ledger in the backup is not the one of which the journal tells; take another backup.")
+        raise DataError("The ledger in the backup is not the one of which the journal tells; use another backup.")
     denied = {
         e["run"]: e for e in history.entries if e.get("kind") == "approval" and e["event"] in ("denied", "approved")
     }
@@ -219,7 +219,7 @@ def _take_up(path: Path, terms: Terms, rows: Sequence[Row]) -> int:
             if row.seq <= count + len(new):  # in the ledger already
                 continue
             if row.seq != count + len(new) + 1 or row.hash != link(head, row):
-                raise DataError(f"{path.name} of the backup has other charges than the journal; take another backup.")
+                raise DataError(f"{path.name} of the backup has other charges than the journal; use another backup.")
             new.append(row)
             head = row.hash
         db.executemany(

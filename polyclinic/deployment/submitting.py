@@ -82,7 +82,10 @@ def submit(
         app = app_dir.resolve() if app_dir else own_app(Path(home))
         environment = with_settings(flower_settings(Path(home)) | caller.settings)
         run = start_run(app, LINK, keys, environment)
-        reason, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
+        try:
+            reason, abandoned = follow_run(run, LINK, environment, say) if stream else ("", False)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt(_still_going(caller, run)) from None
     try:
         with caller.control() as client:
             result = _result(client, run, wait=stream and not abandoned) | {"out": out}
@@ -100,6 +103,13 @@ def submit(
             error.add_note(next_step(caller.coordinator, begun_in))
         raise
     return result
+
+
+def _still_going(caller: Caller, run: str) -> str:
+    """What a person is told who follows a run no longer."""
+    where = f"{shlex.quote(str(caller.coordinator.folder))} {run}"
+    where += f" --superlink {caller.address}" if caller.address else ""
+    return f"Run {run} is no longer followed, and goes on at the coordinator; `polyclinic coordinator stop {where}` ends it."
 
 
 def folders_by_run(runs: Path) -> dict[str, Run]:
@@ -125,12 +135,28 @@ _NO_FOLDER = {"folder": None, "done": None, "waiting": None}
 
 
 def _progress(state: str, folder: Run) -> dict[str, Any]:
+    """What a run's folder tells. One that hospitals ended early has ended by itself for Flower, which calls it completed."""
     done = max((row["round"] for row in folder.history()["row"]), default=0)
     waiting = folder.waits_for if state == "running" else []
+    rounds, ended = folder.config().rounds, {}
+    if state == "completed" and (why := _reason(folder)):
+        ended = {
+            "state": "stopped",
+            "details": f"The run stopped after round {done} of {rounds}: {why} It cannot be resumed; when its hospitals "
+            "allow more, submit it anew.",
+        }
     return {
-        "folder": folder.name, "done": done, "rounds": folder.config().rounds, "waiting": waiting,
-        "state": "waiting" if waiting else state,
+        "folder": folder.name, "done": done, "rounds": rounds, "waiting": waiting,
+        "state": "waiting" if waiting else state, **ended,
     }  # fmt: skip
+
+
+def _reason(folder: Run) -> str | None:
+    """Why there was no further round though some were left; None where none were, or the summary cannot be read."""
+    try:
+        return folder.summary().stopped
+    except PolyclinicError:
+        return None
 
 
 def stop(caller: Caller, named: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from polyclinic.config import RunConfig
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, count_text
 from polyclinic.privacy.secure.secure_sum import is_safe_threshold
 from polyclinic.privacy.streams import generator, system_stream
 from polyclinic.server.exchange.sites import Site
@@ -21,8 +21,8 @@ def check_cohorts(config: RunConfig, sites: int) -> None:
     size = cohort_size(config, sites)
     if config.participation.sites > sites:
         raise ConfigError(
-            f"Configuration key 'participation.sites' has the value {config.participation.sites}, but {sites} hospitals "
-            f"take part."
+            f"Configuration key 'participation.sites' has the value {config.participation.sites}, but "
+            f"{count_text(sites, 'hospital')} {'takes' if sites == 1 else 'take'} part."
         )
     if config.participation.sampling == "fixed" and size * config.participation.min_separation > sites:
         raise ConfigError(
@@ -42,7 +42,8 @@ def secure_threshold(config: RunConfig, cohort: int) -> int:
     if not is_safe_threshold(threshold, cohort):
         most = f"; allowed are at most {(cohort - 1) // 3}" if cohort > 1 else ""
         raise ConfigError(
-            f"Configuration key 'secure.dropouts' has the value {config.secure.dropouts}, but of {cohort} hospitals in a round "
+            f"Configuration key 'secure.dropouts' has the value {config.secure.dropouts}, but of "
+            f"{count_text(cohort, 'hospital')} in a round "
             f"secure aggregation needs at least two, and over two thirds, to stay{most}."
         )
     return threshold

@@ -84,7 +84,10 @@ def run_rounds(
             rows = evaluate(run, state, number, private)
             run = without_silent(run, state, number)
         else:
-            rows = [{"round": number, "site": name} | unknown for name in figures]
+            rows = []
+        rows = rows or [
+            {"round": number, "site": name} | unknown for name in figures
+        ]  # also where none could be evaluated
         state.note_metrics(number, "server", evaluate_here(config, number, state.model))
         state.round = number
         elapsed = time.perf_counter() - started

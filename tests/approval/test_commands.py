@@ -1,14 +1,18 @@
 """A person at the hospital decides on runs by the command line."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from polyclinic.client.home.journal import append
 from polyclinic.config import RunConfig
+from polyclinic.privacy.accounting import gaussian_event
+from polyclinic.privacy.ledger import Ledger, Terms
 from polyclinic.server.phases.enrolment import enrol_request
 from tests.approval.test_decisions import counts, enrols, waits
+from tests.approval.test_limits import aged
 from tests.deployment.conftest import Cli, cli, coordinator, hospital
 
 __all__ = ["cli", "coordinator", "hospital"]
@@ -57,7 +61,7 @@ def test_a_question_is_shown_with_its_own_epsilon(cli: Cli, asked: Path) -> None
     question = json.dumps({"kind": "survey", "columns": ["age"], "epsilon": 0.7})
     enrols(asked / "hospital.toml", RunConfig.build(RUN), enrol_request("ask-1", "", trains=False, question=question))
     shown = cli("hospital", "show", asked, "ask-1").out
-    assert "It asks for ε = 0.7; spent so far: 0" in shown and "survey, 1 rounds" in shown and "columns" in shown
+    assert "It asks for ε = 0.7; spent so far: 0" in shown and "survey, 1 round\n" in shown and "columns" in shown
 
 
 def test_a_coordinators_text_cannot_draw_on_the_screen(cli: Cli, asked: Path) -> None:
@@ -94,12 +98,13 @@ def test_a_run_that_was_approved_can_be_denied(cli: Cli, asked: Path) -> None:
             ("approve", "trial-1", "--terms", "0123456789ab"),
             "The terms are '0123456789ab', but run 'trial-1' now asks under",
         ),
-        (("approve", "trial-1", "--terms", ""), "and give all digits"),
+        (("approve", "trial-1", "--terms", ""), "and give all 64 digits, not 0."),
         (
             ("approve", "trial-2", "--terms", "0123456789ab"),
             "No run 'trial-2' has asked for approval; runs that did: trial-1.",
         ),
         (("show", "trial-2"), "No run 'trial-2' has asked"),
+        (("stop", "trial-2"), "No run 'trial-2' has asked here; runs that did: trial-1."),
         (("deny", "trial-1", "--why", "a\nb"), "--why must be one printed line"),
     ],
 )
@@ -149,6 +154,59 @@ def test_a_hospital_pauses_stops_and_goes_on_by_the_command(
     assert cli("hospital", "resume", hospital).code == 2
     said = cli("hospital", "stop", hospital, "trial-1").out
     assert "trial-1: denied by" in said and "Nothing more is computed or charged for it here." in said
+    shown = cli("hospital", "show", hospital, "trial-1").out
+    assert "its settings are unknown" in shown and "approve" not in shown.splitlines()[-1].partition("approval")[0]
+    assert "ε" not in shown and "rounds" not in shown
+    done = cli("hospital", "approve", hospital, "trial-1", "--terms", "")
+    assert done.code == 2 and "was stopped before its terms were known here" in done.error
     assert refusal(hospital) == "the run was denied here"
-    done = cli("hospital", "stop", hospital, "../home")
+    # As it asks again it tells its terms, by which it can be let go on.
+    shown = cli("hospital", "show", hospital, "trial-1").out
+    assert "It asks for ε = 1;" in shown
+    said = cli("hospital", "approve", hospital, "trial-1", "--terms", shown.rpartition("--terms ")[2].split("`")[0]).out
+    assert said.rstrip().endswith("; it was denied before") and not refusal(hospital)
+
+
+def test_a_stop_is_of_a_run_that_has_asked_here(cli: Cli, hospital: Path) -> None:
+    done = cli("hospital", "stop", hospital, "trial-1")
+    assert done.code == 2 and done.error == "No run 'trial-1' has asked here; runs that did: none."
+    append(hospital / "home", {"event": "asked", "kind": "enrol", "run": "trial-1"})
+    append(hospital / "home", {"event": "asked", "kind": "enrol", "run": "../home"})
+    done = cli("hospital", "stop", hospital, "trial-2")
+    assert done.code == 2 and done.error == "No run 'trial-2' has asked here; runs that did: ../home, trial-1."
+    done = cli("hospital", "stop", hospital, "../home")  # a message may have any name
     assert done.code == 2 and "The run to be stopped" in done.error
+    assert not [*(hospital / "home" / "approvals").glob("*")]
+    assert cli("hospital", "stop", hospital, "trial-1").code == 0
+
+
+def test_an_approval_says_that_it_has_expired_and_that_the_hospital_is_paused(cli: Cli, asked: Path) -> None:
+    [listed] = json.loads(cli("hospital", "pending", asked, "--json").out)
+    approve = ("hospital", "approve", asked, "trial-1", "--terms", listed["terms"], "--days", 1e-7)
+    assert "paused" not in cli(*approve).out
+    cli("hospital", "pause", asked)
+    assert f"The hospital is paused: the run waits until `polyclinic hospital resume {asked}`." in cli(*approve).out
+    shown = cli("hospital", "show", asked, "trial-1").out.splitlines()[0]
+    assert re.fullmatch(r"trial-1: expired; approved by \S+ until \S+", shown)
+
+
+def test_status_shows_what_is_left_of_a_months_limit(cli: Cli, hospital: Path) -> None:
+    file = hospital / "hospital.toml"
+    assert "Limit" not in cli("hospital", "status", hospital).out
+    limits = {"run": "1.5", "month": "1.0"}
+    lines = [f"most-epsilon-per-{name} = {limit}" for name, limit in limits.items()]
+    kept = [line for line in file.read_text().splitlines() if not line.startswith("most-epsilon-per-")]
+    at = next(number for number, line in enumerate(kept) if line.startswith("require-approval"))
+    file.write_text("\n".join([*kept[:at], *lines, *kept[at:]]) + "\n")
+    said = cli("hospital", "status", hospital).out
+    assert "Limit of thirty days: ε = 0 of 1; room in it for one more release of ε = 1\n" in said
+    assert "Limit of a run: ε = 1.5\n" in said and "Room: for one more release of ε = 1," in said
+    book = Ledger.open(hospital / "home" / "ledger.sqlite", Terms("St. Elsewhere", delta=1e-3, budget=2.0))
+    for number in range(2):
+        book.charge(gaussian_event(6.0), "statistics", f"run-{number}", 0)
+    month = json.loads(cli("hospital", "status", hospital, "--json").out)["ledger"]["month"]
+    assert month["epsilon"] == pytest.approx(book.epsilon()) and 1 - month["epsilon"] < month["room"] < 1
+    aged(book.path, 31.0)
+    ledger = json.loads(cli("hospital", "status", hospital, "--json").out)["ledger"]
+    assert ledger["month"] == {"limit": 1.0, "epsilon": 0.0, "room": pytest.approx(1.0, rel=5e-3)}
+    assert ledger["room"] == pytest.approx(ledger["month"]["room"]) and ledger["epsilon"] > 0

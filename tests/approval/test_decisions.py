@@ -23,7 +23,7 @@ from polyclinic.client.home.approvals import (
     stop,
 )
 from polyclinic.client.home.holds import current_pause
-from polyclinic.client.home.journal import NAME
+from polyclinic.client.home.journal import NAME, append
 from polyclinic.client.home.policy import Policy
 from polyclinic.config import RunConfig
 from polyclinic.errors import ConfigError, DataError
@@ -199,6 +199,9 @@ def test_a_run_that_was_denied_stays_so_under_other_terms_until_these_are_approv
 def test_a_run_is_stopped_also_where_none_needs_an_approval(tmp_path: Path) -> None:
     hospital, config, home = make_hospital(tmp_path), RunConfig.build(RUN), tmp_path / "home"
     assert not counts(hospital, config).has_error() and not approvals(home)
+    with pytest.raises(ConfigError, match="No run 'trial-2' has asked here; runs that did: trial-1"):
+        stop(home, "trial-2", "")
+    append(home, {"event": "asked", "kind": "enrol", "run": "../ledger"})  # a message may have any name
     stop(home, "trial-1", "the board said so")
     assert counts(hospital, config).error.reason.endswith("the run was denied here: the board said so.")
     assert waits(enrols(hospital, config)) == ("the run was denied here: the board said so", False)

@@ -62,6 +62,13 @@ def fails(asked: Message, seen: Context, call_next: Next) -> Message:
     return call_next(asked, seen)
 
 
+def stays_silent(asked: Message, seen: Context, call_next: Next) -> Message:
+    """As a hospital where the run is stopped between the last round's training and its evaluation."""
+    if asked.metadata.message_type == "evaluate" and asked.content[RECORD]["round"] == 2:
+        raise OSError
+    return call_next(asked, seen)
+
+
 def gives_nothing(asked: Message, seen: Context, call_next: Next) -> Any:
     return None if asked.metadata.message_type == "train" else call_next(asked, seen)
 
@@ -118,6 +125,13 @@ def test_a_mod_that_the_policy_does_not_allow_is_refused_before_it_is_loaded(tmp
     assert not (tmp_path / "home" / "ledger.sqlite").exists()
     allowed = enrol(allowing(tmp_path, "logging"), RunConfig.build(RUN, {"mods": "logging"}))
     assert allowed.content[RECORD]["refusal"] == ""
+
+
+def test_a_round_after_which_no_hospital_can_be_evaluated_is_one_that_is_done(quick: Quick) -> None:
+    result = quick(mods={"evaluate": [stays_silent]})
+    last = result.rounds[result.rounds["round"] == 2]
+    assert result.summary["rounds"] == 2 and set(last["site"]) == set(result.sites.index)
+    assert last["bytes_up"].gt(0).all() and last["loss"].isna().all()
 
 
 @pytest.mark.parametrize("mod", ["fails", "gives_nothing"])

@@ -302,6 +302,12 @@ def test_a_hospital_is_told_whose_authority_is_wrong(cli: Cli, coordinator: Path
         assert words in certificate_problem(refused.value)
 
 
+def test_a_check_before_the_first_start_says_so(cli: Cli, coordinator: Path) -> None:
+    done = cli("coordinator", "check", coordinator, "--json")
+    what = {check["name"]: check["what"] for check in json.loads(done.out)["checks"]}
+    assert done.code == 1 and what["database"].startswith("the coordinator was never started here")
+
+
 @pytest.mark.parametrize("name", ["server.crt", "server.key", "ca.crt"])
 def test_a_coordinator_does_not_start_with_damaged_files(cli: Cli, coordinator: Path, name: str) -> None:
     (coordinator / name).write_bytes((coordinator / name).read_bytes()[:150])

@@ -301,6 +301,46 @@ def test_a_run_whose_coordinator_was_killed_says_how_to_go_on(federation: Federa
         stops_and_queues(federation)
 
 
+def test_a_run_that_a_hospital_ends_is_stopped_and_who_follows_it_no_longer_is_told_how_to_end_it(
+    federation: Federation,
+) -> None:
+    for name in ("north", "south"):
+        policy = federation.folder / name / "hospital.toml"
+        policy.write_text(re.sub(r"\nbudget = [0-9.]+\n", "\nbudget = 20.0\n", policy.read_text()))
+    before = {run["run"] for run in federation.call("coordinator", "runs", federation.co)}
+    submit = subprocess.Popen(
+        [sys.executable, "-m", "polyclinic", "coordinator", "submit", str(federation.co), *KEYS, "-c", "rounds=60", "--stream"],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+    def listed() -> dict[str, Any]:
+        every = federation.call("coordinator", "runs", federation.co)
+        return next((run for run in every if run["run"] not in before), {})
+
+    wait_for(lambda: (listed().get("done") or 0) >= 1)
+    submit.send_signal(signal.SIGINT)
+    output, _ = submit.communicate(timeout=60)
+    number, name = listed()["run"], listed()["folder"]
+    way = f"Run {number} is no longer followed, and goes on at the coordinator; "
+    assert (
+        submit.returncode == 130
+        and way in output
+        and f"`polyclinic coordinator stop {federation.co} {number}`" in output
+    )
+    assert listed()["state"] == "running"
+    assert (
+        federation.call("hospital", "stop", federation.folder / "north", name, "--why", "enough")["state"] == "denied"
+    )
+    ended = wait_for(lambda: listed()["status"].startswith("finished") and listed())
+    summary = json.loads((federation.co / "runs" / name / "summary.json").read_text())
+    assert (ended["status"], ended["state"]) == ("finished:completed", "stopped") and ended["done"] == summary["rounds"]
+    said = f"The run stopped after round {summary['rounds']} of 60: {summary['stopped']}"
+    assert ended["details"].startswith(said) and "the run was denied here: enough" in said
+    assert any(said in note for note in summary["notes"])
+    shown = federation.cli("coordinator", "runs", federation.co).out
+    assert "submit it anew" in shown and f"--resume {name}" not in shown
+
+
 def stops_and_queues(federation: Federation) -> None:
     """Of two runs of which one goes at once, the one that waits is taken out of the queue and the other ended."""
     first, second = (

@@ -307,6 +307,7 @@ def test_status_tells_what_the_ledger_holds_and_that_it_was_edited(cli: Cli, hos
     fresh = json.loads(cli("hospital", "status", hospital, "--json").out)["ledger"]
     assert fresh == {
         "epsilon": 0.0, "delta": 1e-3, "budget": 2.0, "intact": True, "charges": 0, "last": [], "room": 2.0,
+        "month": None, "most_per_run": None,
     }  # fmt: skip
     terms = Terms("St. Elsewhere", 1e-3, "add-remove", "patient", 2.0, "pld")
     ledger = Ledger.open(hospital / "home" / "ledger.sqlite", terms)

@@ -59,6 +59,7 @@ def test_an_older_backup_is_restored_with_all_charges_of_the_newest_journal(cli:
     assert train(hospital / "hospital.toml").has_content()
     copy = copied(hospital, "copy")
     assert train(hospital / "hospital.toml", 3, round=2).has_content()
+    append(hospital / "home", {"event": "asked", "kind": "enrol", "run": "other"})
     approvals.stop(hospital / "home", "other", "no longer")
     spent, damaged = ledger(hospital / "hospital.toml").epsilon(), hospital.with_name("damaged")
     assert cli("hospital", "restore", copy, hospital, "--without-journal").code == 2  # it is there
@@ -125,7 +126,7 @@ def test_a_damaged_backup_or_another_s_journal_is_refused_and_nothing_is_left(ho
     ledger_file = copy / "home" / "ledger.sqlite"
     whole = ledger_file.read_bytes()
     ledger_file.write_bytes(whole[:5000])
-    with pytest.raises(DataError, match="not as the backup was written"):
+    with pytest.raises(DataError, match="not as the backup was written; use another backup"):
         restore_hospital(copy, new, None)
     ledger_file.write_bytes(whole)
     append(tmp_path / "other", {"event": "asked"})

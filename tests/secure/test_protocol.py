@@ -214,7 +214,7 @@ def test_a_threshold_of_two_thirds_or_less_is_refused_by_server_and_hospitals(tm
 
 
 def test_one_hospital_alone_has_no_secure_sum(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="of 1 hospitals in a round secure aggregation needs at least two"):
+    with pytest.raises(ConfigError, match="of 1 hospital in a round secure aggregation needs at least two"):
         Ward(tmp_path, updates(1)).begin()
 
 

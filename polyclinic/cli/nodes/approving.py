@@ -9,6 +9,7 @@ import typer
 from polyclinic.cli.nodes import deploying
 from polyclinic.cli.nodes.deploying import Folder
 from polyclinic.cli.terminal import Json, answer, loading, say, significant
+from polyclinic.errors import count_text
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,6 +52,12 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
 
     node = _read(folder)
     shown = facts(approval_named(node.home, run), node.policy) | spending(node)
+    standing = f"{run}: {shown['state']}{_decision(shown)}"
+    if not shown["terms"]:
+        answer(
+            as_json, shown, standing, "It was stopped before it asked for approval here, so its settings are unknown."
+        )
+        return
     asks = "no privacy" if shown["epsilon"] is None else "keys of another version"
     if shown["epsilon"]:
         asks = f"ε = {shown['epsilon']:g}"
@@ -58,11 +65,12 @@ def show(folder: Folder, run: RunName, as_json: Json = False) -> None:
     budget = "no limit" if shown["budget"] is None else f"{shown['budget']:g}"
     spent = "unbounded" if shown["spent"] is None else significant(shown["spent"])
     what = ", ".join(shown[name] for name in ("task", "model", "strategy") if shown[name])
+    rounds = count_text(shown["rounds"], "round") if shown["rounds"] != "" else "rounds unknown"
     settings = [f"  {key} = {value!r}" for key, value in shown["settings"].items()]
     answer(
-        as_json, shown, f"{run}: {shown['state']}{_decision(shown)}",
+        as_json, shown, standing,
         f"It asks for {asks}; spent so far: {spent}; budget: {budget}{f', of which it asks for {share}' if share else ''}.",
-        f"{what}, {shown['rounds']} rounds", "What leaves:", *(f"  {sentence}" for sentence in shown["leaves"]),
+        f"{what}, {rounds}", "What leaves:", *(f"  {sentence}" for sentence in shown["leaves"]),
         f"Submitted by: {shown['submitter'] or 'not said'} ({'signed' if shown['signed'] else _UNPROVEN})",
         f"Code: {shown['code']}", "All settings that are not usual:", *settings,
         f"`polyclinic hospital approve {folder} {run} --terms {shown['terms']}` lets it begin.",
@@ -132,13 +140,18 @@ def _decide(
     why: str = "",
 ) -> None:  # fmt: skip
     with loading():
-        from polyclinic.client.home.approvals import decide
+        from polyclinic.client.home.approvals import approval_named, decide
+        from polyclinic.client.home.holds import current_pause
         from polyclinic.deployment.approving import facts
 
     node = _read(folder)
+    before = approval_named(node.home, run).state
     days = node.policy.approval_days if days is None else days
     shown = facts(decide(node.home, run, terms, state, days, why), node.policy)
-    answer(as_json, shown, f"{run}: {state}{_decision(shown)}")
+    again = "; it was denied before" if (before, state) == ("denied", "approved") else ""
+    paused = [f"The hospital is paused: the run waits until `polyclinic hospital resume {folder}`."]
+    held_up = paused if state == "approved" and current_pause(node.home) else []
+    answer(as_json, shown, f"{run}: {state}{_decision(shown)}{again}", *held_up)
 
 
 def page(
@@ -161,6 +174,8 @@ def page(
 
 def _decision(shown: dict[str, Any]) -> str:
     """Who decided and until when it holds, to stand after the state; empty where nobody has."""
+    if shown["state"] == "expired":
+        return f"; approved by {shown['by']} until {shown['until']}"
     until = f", until {shown['until']}" if shown["until"] else ""
     return f" by {shown['by']} at {shown['decided']}{until}" if shown["decided"] else ""
 

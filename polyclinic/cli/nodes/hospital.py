@@ -10,7 +10,7 @@ import typer
 from polyclinic.cli.nodes import approving, deploying
 from polyclinic.cli.nodes.deploying import Folder, LogFormat
 from polyclinic.cli.terminal import Json, answer, intact_or_altered, loading, pairs, significant
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, count_text
 
 if TYPE_CHECKING:
     from polyclinic.deployment.hospital import HospitalNode
@@ -222,16 +222,22 @@ def _lines(state: dict[str, Any]) -> list[str]:
         f"{state['site']}",
         f"Coordinator {coordinator['address']}: {standing}",
         f"Authority: until {state['authority']['expires']} ({state['authority']['days']} days)",
-        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {ledger['charges']} charges; "
+        f"Ledger: ε = {spent} of {budget} at δ = {ledger['delta']:g}, {count_text(ledger['charges'], 'charge')}; "
         f"{intact_or_altered(ledger['intact'])}",
     ]
+    if month := ledger["month"]:
+        cost = "unbounded" if month["epsilon"] is None else significant(month["epsilon"])
+        left = "" if month["room"] is None else f"; room in it for one more release of ε = {significant(month['room'])}"
+        lines.append(f"Limit of thirty days: ε = {cost} of {month['limit']:g}{left}")
+    if ledger["most_per_run"] is not None:
+        lines.append(f"Limit of a run: ε = {ledger['most_per_run']:g}")
     if ledger["room"] is not None:
         lines.append(
             f"Room: for one more release of ε = {significant(ledger['room'])}, or several that cost as much together"
         )
     if held_out:
         lines.append(
-            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {held_out['charges']} charges; "
+            f"Held-out patients: ε = {significant(held_out['epsilon'])}, {count_text(held_out['charges'], 'charge')}; "
             f"{intact_or_altered(held_out['intact'])}"
         )
     if pause := state["paused"]:

@@ -28,7 +28,7 @@ from polyclinic.deployment.monitoring.status import held_out_status, ledger_stat
 from polyclinic.deployment.submitters import own_key
 from polyclinic.ehr.schema import Schema
 from polyclinic.ehr.shard import count_records
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import PolyclinicError, count_text
 from polyclinic.files import SECRET, write_file
 from polyclinic.lines import read_lines
 from polyclinic.runs.folder import Run
@@ -147,14 +147,14 @@ def _records(node: HospitalNode) -> Outcome:
 def _ledger(node: HospitalNode) -> Outcome:
     ledgers = [ledger for ledger in (ledger_status(node), held_out_status(node)) if ledger]
     if all(ledger["intact"] for ledger in ledgers):
-        return OK, f"intact; {ledgers[0]['charges']} charges"
+        return OK, f"intact; {count_text(ledgers[0]['charges'], 'charge')}"
     return FAILED, "it has been altered; `polyclinic ledger verify` says where"
 
 
 def _journal(home: Path) -> Outcome:
     journal = read_lines(home / NAME)
     if journal.intact:
-        return OK, f"intact; {len(journal.entries)} lines"
+        return OK, f"intact; {count_text(len(journal.entries), 'line')}"
     return FAILED, "a line was changed, taken out or put in; compare it with a backup"
 
 
@@ -177,10 +177,13 @@ def _nodes(address: str, ca: Path) -> Outcome:
     with control(address, ca, own_key()) as client:
         registered = [node for node in nodes(client) if node["revoked"] is None]
     away = [f"{node['name']} is {node['status']}" for node in registered if node["status"] != "online"]
-    return WARNING if away else OK, ", ".join([f"the SuperLink answers, {len(registered)} nodes are registered", *away])
+    count = f"{count_text(len(registered), 'registered node')}"
+    return WARNING if away else OK, ", ".join([f"the SuperLink answers, {count}", *away])
 
 
 def _database(path: Path) -> Outcome:
+    if not path.exists():
+        return FAILED, "the coordinator was never started here, so there is no database; start it"
     with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)) as database:
         [(result,)] = database.execute("PRAGMA quick_check(1)")
     return (OK, "sound") if result == "ok" else (FAILED, f"{result}; restore the newest backup")

@@ -7,17 +7,19 @@ from base64 import b64encode
 from contextlib import closing
 from datetime import UTC, datetime
 from http.client import HTTPException, HTTPSConnection
+from math import inf
 from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from polyclinic.client.home.holds import current_pause
+from polyclinic.client.home.policy import Policy
 from polyclinic.deployment.certificates import certificate_problem, expiry
 from polyclinic.deployment.environment import endpoint
 from polyclinic.deployment.hospital import HospitalNode
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.ledger import Ledger
-from polyclinic.privacy.ledger.statements import Statement, statements, with_details
+from polyclinic.privacy.ledger.statements import Statement, month_of, statements, with_details
 
 _SECONDS = 3.0
 _EVENT = ("run", "round", "purpose", "time")
@@ -78,14 +80,15 @@ def ledger_status(node: HospitalNode, messages: int = 5, room: bool = False) -> 
     Args:
         node: The hospital's folder, read.
         messages: How many of the last charges are named.
-        room: Whether ``room`` is added, which takes longer. It is epsilon of the largest single release that the budget
-            still allows, or None if the budget is unlimited or the ledger cannot be accounted.
+        room: Whether ``room``, ``month`` and ``most_per_run`` are added, which takes longer. The first is epsilon of the
+            largest single release that budget and limits still allow, None if nothing limits it or the ledger cannot be
+            accounted. The others are the policy's limits, None for none: that of a month as ``month_of``, that of a run.
     """
     policy = node.policy
     if not node.ledger.is_file():
         return {
             "epsilon": 0.0, "delta": policy.delta, "budget": policy.budget, "intact": True, "charges": 0, "last": [],
-            **({"room": policy.budget} if room else {}),
+            **(_room(policy, policy.budget, _month(policy, None)) if room else {}),
         }  # fmt: skip
     ledgers = Ledger.read_all(node.ledger)
     if node.hospital.site not in ledgers:
@@ -96,15 +99,32 @@ def ledger_status(node: HospitalNode, messages: int = 5, room: bool = False) -> 
         "epsilon": spent, "delta": statement["delta"], "budget": policy.budget, "intact": statement["intact"],
         "charges": len(statement["events"]),
         "last": [{key: event.get(key) for key in _EVENT} for event in statement["events"][-messages:]],
-        **({"room": _room(statement | {"budget": policy.budget})} if room else {}),
+        **(_room(policy, _left(statement | {"budget": policy.budget}), _month(policy, statement)) if room else {}),
     }  # fmt: skip
 
 
-def _room(statement: Statement) -> float | None:
+def _room(policy: Policy, left: float | None, month: dict[str, float | None] | None) -> dict[str, Any]:
+    """``left``: what the budget alone allows."""
+    most = None if policy.most_epsilon_per_run == inf else policy.most_epsilon_per_run
+    every = [number for number in (left, month["room"] if month else None, most) if number is not None]
+    return {"room": min(every, default=None), "month": month, "most_per_run": most}
+
+
+def _left(statement: Statement) -> float | None:
     if statement["budget"] is None or statement["epsilon"] is None:
         return None
     room: dict[str, float] = with_details(statement)["room"]
     return room["epsilon"]
+
+
+def _month(policy: Policy, statement: Statement | None) -> dict[str, float | None] | None:
+    """As ``month_of``, None where the policy has no limit of a month. ``statement``: None where nothing was charged."""
+    limit = policy.most_epsilon_per_month
+    if limit == inf:
+        return None
+    if statement is None or statement["epsilon"] is None:
+        return {"limit": limit, "epsilon": 0.0 if statement is None else None, "room": None if statement else limit}
+    return month_of(statement, limit)
 
 
 def held_out_status(node: HospitalNode) -> dict[str, Any] | None:

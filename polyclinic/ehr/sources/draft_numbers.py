@@ -13,7 +13,7 @@ import pandas as pd
 from polyclinic.ehr.dates import count_days
 from polyclinic.ehr.sources.cells import Numbers, decimal_marks, missing_codes, plain_name, read_numbers
 from polyclinic.ehr.sources.columns import SUBSTANCES, conversion, unit_spelling
-from polyclinic.errors import ConfigError
+from polyclinic.errors import ConfigError, count_text
 
 IDENTIFIERS = re.compile(
     r"(^|[\W_])id$|[a-z]I[Dd]$|(stay|ward|unit|patient|person|subject|visit|case|encounter|admission|record|provider|doctor)_?id$"
@@ -95,7 +95,7 @@ def missing_marks(codes: Sequence[float], words: pd.Series) -> dict[str, Any]:
 
 def number_of_cells(chosen: pd.Series, name: str) -> str:
     """How many cells of a column are chosen, for a note."""
-    return f"{int(chosen.sum()):,} cells of {name!r}"
+    return f"{count_text(int(chosen.sum()), 'cell')} of {name!r}"
 
 
 def convert_units(name: str, read: Numbers, readings: list[tuple[str, str]]) -> str | None:

@@ -44,7 +44,7 @@ from polyclinic.ehr.sources.draft_numbers import (
     why_no_feature,
 )
 from polyclinic.ehr.sources.joining import Roles
-from polyclinic.errors import DataError, several
+from polyclinic.errors import DataError, count_text, several
 
 _PLACES = re.compile(r"zip|postal|postcode|\bplz\b", re.IGNORECASE)
 #: How many different words may stand among the numbers of a column.
@@ -204,7 +204,13 @@ def _add_number_label(
     read, (needs, otherwise) = read_column(cells, hospitals, commas), must
     units, none = sorted(set(read.units) - {""}), int(read.values.isna().sum())
     if needs and (none or len(units) > 1 or read.values.nunique() < 2):
-        what = f"{none:,} cells that are no numbers" if none else "several units" if units[1:] else "a single value"
+        what = (
+            f"{count_text(none, 'cell')} without a number"
+            if none
+            else "several units"
+            if units[1:]
+            else "a single value"
+        )
         raise DataError(
             f"{needs} a number, but column {name!r}{', the label,' if otherwise else ''} has {what}: write it as a number in one "
             f"unit (name texts of missing cells by --missing){otherwise}."
@@ -365,7 +371,7 @@ def _add_numbers(draft: Draft, name: str, cells: pd.Series, hospitals: pd.Series
             f"`--missing {far:g}`."
         )
     if len(words):
-        readings.append(("No numbers, and so missing", f"{len(words):,} cells of {name!r}"))
+        readings.append(("No numbers, and so missing", f"{count_text(len(words), 'cell')} of {name!r}"))
     if numeric.isin([0.0, 1.0]).all():
         for reading in readings:
             draft.reads(*reading)

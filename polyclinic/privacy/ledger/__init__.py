@@ -59,6 +59,10 @@ _ROUNDING = 1 + 1e-6
 _FIXED = ("delta", "relation", "unit", "records")
 
 
+#: Over which a policy's limits of a month count.
+MONTH_DAYS = 30.0
+
+
 @dataclass(frozen=True)
 class Limit:
     """What some runs may cost together at the ledger's delta: the run that is charged, and those of ``runs`` that were charged

@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +20,7 @@ from dp_accounting import GaussianDpEvent, NoOpDpEvent
 from polyclinic.errors import ConfigError
 from polyclinic.privacy.accounting import calibrate_noise_multiplier, epsilon
 from polyclinic.privacy.accounting.risk import Risk, worst
-from polyclinic.privacy.ledger import Ledger
+from polyclinic.privacy.ledger import MONTH_DAYS, Ledger
 from polyclinic.privacy.ledger.file import explained, finite, read_sites
 from polyclinic.privacy.ledger.terms import (
     History,
@@ -95,7 +96,7 @@ def with_details(statement: Statement, deltas: Sequence[float] = ()) -> Statemen
     room: see ``room_left``.
     Raises ConfigError for a delta outside (0, 1).
     """
-    terms = Terms(*(statement[name] for name in ("site", "delta", "relation", "unit", "budget", "accountant")))
+    terms = _terms(statement)
     history = _history(statement["events"])
     by_run: dict[str, list[dict[str, Any]]] = {}
     for event in statement["events"]:
@@ -139,6 +140,23 @@ def room_left(history: History, terms: Terms) -> dict[str, float | None] | None:
         "epsilon": epsilon(GaussianDpEvent(noise), terms.delta, terms.accountant, terms.relation),
         "noise_multiplier": noise,
     }
+
+
+def month_of(statement: Statement, limit: float) -> dict[str, float | None]:
+    """``limit``, ``epsilon`` that runs charged within thirty days cost together, and ``room``: as ``room_left``, under the limit.
+
+    A run that goes on brings what it cost before, as where the limit is checked.
+    """
+    since = (datetime.now(UTC) - timedelta(days=MONTH_DAYS)).isoformat(timespec="microseconds")
+    recent = {event["run"] for event in statement["events"] if event["time"] >= since}
+    history = _history(event for event in statement["events"] if event["run"] in recent)
+    terms = replace(_terms(statement), site="", budget=limit, accountant="pld")
+    room = room_left(history, terms) or {"epsilon": None}
+    return {"limit": limit, "epsilon": finite(epsilon_of(history, terms)), "room": room["epsilon"]}
+
+
+def _terms(statement: Statement) -> Terms:
+    return Terms(*(statement[name] for name in ("site", "delta", "relation", "unit", "budget", "accountant")))
 
 
 def _smallest_noise(history: History, terms: Terms) -> float:

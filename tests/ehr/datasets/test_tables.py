@@ -540,9 +540,7 @@ def test_an_objective_of_numbers_takes_a_label_of_few_numbers_and_no_words(tmp_p
     federation = Federation.from_tables({"a": frame, "b": frame.assign(mrn=range(90))}, "falls", out=str(tmp_path))
     result = federation.run(objective="poisson", rounds=1, privacy={"delta": 0.004}, pictures=False)
     assert result.folder.schema().label.kind == "integer" and list(result.predictions.columns)[-2] == "score_falls"
-    with pytest.raises(
-        DataError, match="'ward', the label, has 90 cells that are no numbers.*objective=classification"
-    ):
+    with pytest.raises(DataError, match="'ward', the label, has 90 cells without a number.*objective=classification"):
         dataset_of(Federation.from_tables({"a": frame}, "ward", objective="squared").config)
     for objective in ("squared", "ordinal"):  # data.label takes a column as it was drafted
         with pytest.raises(ConfigError, match="name the column of your own tables by --label"):

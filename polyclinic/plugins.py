@@ -270,8 +270,6 @@ def open_source(data: str, folder: Path, options: Mapping[str, str], schema: Sch
 
 #: By what an objective predicts, which label a draft of tables must make of the column's cells.
 _LABEL_KINDS = {"ranks": "ordered", "numbers": "number", "quantiles": "number", "counts": "number"}
-#: The analyses of a time, which may be the label of drafted tables.
-_OF_TIME = ("survival", "cox")
 #: Datasets of the package polyclinic-studies, which few have.
 _OF_STUDIES = ("sprint", "mimic-hf", "icd", "digits", "mnist")
 
@@ -284,8 +282,7 @@ def dataset_of(config: RunConfig) -> Dataset:
     if config.dataset == TABLES and config.objective and not config.data.label:
         predicts = getattr(resolve("objectives", config.objective), "predicts", "")
         options["kind"] = _LABEL_KINDS.get(predicts, "")
-    asked = config.program_options if config.task in _OF_TIME else {}
-    time, event = (str(asked.get(name, "")) for name in ("time", "event"))
+    time, event = (str(config.program_options.get(name, "")) for name in ("time", "event"))
     if config.dataset == TABLES and time and time == options.get("label"):
         options["kind"] = "time"
     data = dataset_named(config.dataset, options)

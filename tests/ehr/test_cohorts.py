@@ -120,7 +120,7 @@ def test_a_patient_moves_no_other_patients_rows(rows: list[tuple[str, int, int]]
         (('keep = "age >= 18"', 'keap = "age >= 18"'), "steps.0.keap.*Did you mean 'keep'"),
         (('keep = "age >= 18"', ""), "either 'keep' or 'one-each'"),
         (('by = "seen"', ""), "step 'first stay': 'one-each' needs 'by'"),
-        (('one-each = "first"', 'one-each = "any"'), "should be 'first' or 'last'"),
+        (('one-each = "first"', 'one-each = "any"'), "must be 'first' or 'last'"),
         (('name = "new"', 'name = "adults"'), "step 'adults' is there twice"),
         ((STEPS, "steps = 3"), "steps"),
         ((STEPS, ""), "steps"),

@@ -175,7 +175,7 @@ def own_tables(folder: Path, **columns: Any) -> str:
     [
         ({"days": -np.arange(80) - 7}, "days", "'days', the time (--time), may hold numbers below 0; allowed are 0 and more"),
         ({}, "day", "--time names 'day', which is not a column of the tables. Did you mean 'days'?"),
-        ({"days": ["long", *range(79)]}, "days", "--time takes a number, but column 'days' has 1 cells that are no numbers"),
+        ({"days": ["long", *range(79)]}, "days", "--time takes a number, but column 'days' has 1 cell without a number"),
         ({"died": ["0", "1", "maybe", "0"] * 20}, "days", "(--event) names 'died' as event, a column of kind 'categorical'"),
     ],
 )  # fmt: skip

@@ -21,7 +21,7 @@ from polyclinic.deployment.control import Caller, control, runs, stop_run
 from polyclinic.deployment.coordinator import Coordinator
 from polyclinic.deployment.restore import restore_hospital
 from polyclinic.deployment.submitting import submit
-from polyclinic.errors import PolyclinicError
+from polyclinic.errors import ConfigError, PolyclinicError
 from polyclinic.privacy.events import gaussian_event
 from polyclinic.privacy.ledger import Ledger, Terms
 from tests.chaos.place import BUDGET, DELTA, OTHER_VERSION, Hospital, Place, held, other_clock
@@ -215,7 +215,10 @@ def _stop_here(place: Place, strike: Strike) -> str:
     found = _soon(lambda: folders(place.newest_runs()))
     if not found:
         return "no round came"
-    stop(place.hospitals[strike.hospital].home, found[-1].name, "enough")
+    try:
+        stop(place.hospitals[strike.hospital].home, found[-1].name, "enough")
+    except ConfigError:
+        return "the run had not asked here"
     return f"stopped {found[-1].name}"
 
 

@@ -212,14 +212,15 @@ def _approve(place: Place, strike: Strike) -> str:
 
 
 def _stop_here(place: Place, strike: Strike) -> str:
-    found = _soon(lambda: folders(place.newest_runs()))
-    if not found:
-        return "no round came"
-    try:
-        stop(place.hospitals[strike.hospital].home, found[-1].name, "enough")
-    except ConfigError:
-        return "the run had not asked here"
-    return f"stopped {found[-1].name}"
+    def stop_newest() -> str:
+        found = folders(place.newest_runs())
+        try:
+            return stop(place.hospitals[strike.hospital].home, found[-1].name, "enough").run if found else ""
+        except ConfigError:  # it has not asked here yet
+            return ""
+
+    stopped = _soon(stop_newest)
+    return f"stopped {stopped}" if stopped else "no run had asked here"
 
 
 def _stop_run(place: Place, strike: Strike) -> str:

@@ -80,11 +80,9 @@ def _calm() -> Iterator[None]:
 
 @contextmanager
 def _naming_folder(folder: Run) -> Iterator[None]:
-    """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on; a bad configuration stays one."""
+    """Whatever stops a run, Ctrl-C as well, says where its folder is and how to go on."""
     try:
         yield
-    except ConfigError:
-        raise
     except BaseException as stop:
         stop.add_note(folder.way_on())
         raise

@@ -38,11 +38,10 @@ def obstacle(home: Path, message: str) -> str:
     Raises:
         OSError: The journal cannot be written.
         DataError: The journal cannot be read, or has a newer format.
-        ValueError: A file of approvals cannot be read.
     """
     pause = current_pause(home)
-    approvals = [json.loads(path.read_text(encoding="utf-8")) for path in (home / FOLDER).glob(FILES)]
-    denied = {approval["run"]: approval["why"] for approval in approvals if approval["state"] == "denied"}
+    reasons = {path.stem: _denial(path) for path in (home / FOLDER).glob(FILES)}
+    denied = {run: why for run, why in reasons.items() if why is not None}
     if not (pause or denied):
         return ""
     lines = read_lines(home / JOURNAL).entries
@@ -60,6 +59,15 @@ def obstacle(home: Path, message: str) -> str:
     same: dict[str, Any] = {name: answered[name] for name in ("kind", "message", "run", "round") if name in answered}
     append(home, {"event": "refused", **same, "why": why})
     return why
+
+
+def _denial(path: Path) -> str | None:
+    """Why a run was denied, None where it was not. A file that cannot be read is a denial without a reason, of its run alone."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return str(content["why"]) if content["state"] == "denied" else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def because(why: str) -> str:

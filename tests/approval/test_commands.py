@@ -195,9 +195,9 @@ def test_status_shows_what_is_left_of_a_months_limit(cli: Cli, hospital: Path) -
     assert "Limit" not in cli("hospital", "status", hospital).out
     limits = {"run": "1.5", "month": "1.0"}
     lines = [f"most-epsilon-per-{name} = {limit}" for name, limit in limits.items()]
-    kept = [line for line in file.read_text().splitlines() if not line.startswith("most-epsilon-per-")]
-    at = next(number for number, line in enumerate(kept) if line.startswith("require-approval"))
-    file.write_text("\n".join([*kept[:at], *lines, *kept[at:]]) + "\n")
+    others = [line for line in file.read_text().splitlines() if not line.startswith("most-epsilon-per-")]
+    at = next(number for number, line in enumerate(others) if line.startswith("require-approval"))
+    file.write_text("\n".join([*others[:at], *lines, *others[at:]]) + "\n")
     said = cli("hospital", "status", hospital).out
     assert "Limit of thirty days: ε = 0 of 1; room in it for one more release of ε = 1\n" in said
     assert "Limit of a run: ε = 1.5\n" in said and "Room: for one more release of ε = 1," in said

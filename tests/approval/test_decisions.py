@@ -327,7 +327,7 @@ def test_decisions_take_no_place_of_runs_that_wait(hospital: Path, monkeypatch: 
         counts(hospital, config, f"run-{number}")
         if number < 2:
             decide(home, f"run-{number}", "", "denied", 1.0)
-    assert [known.run for known in approvals(home) if known.state == "pending"] == ["run-2", "run-3", "run-4"]
+    assert [approval.run for approval in approvals(home) if approval.state == "pending"] == ["run-2", "run-3", "run-4"]
 
 
 def test_a_run_has_no_more_rounds_than_were_approved(hospital: Path) -> None:

@@ -213,9 +213,9 @@ def _approve(place: Place, strike: Strike) -> str:
 
 def _stop_here(place: Place, strike: Strike) -> str:
     def stop_newest() -> str:
-        found = folders(place.newest_runs())
+        started = folders(place.newest_runs())
         try:
-            return stop(place.hospitals[strike.hospital].home, found[-1].name, "enough").run if found else ""
+            return stop(place.hospitals[strike.hospital].home, started[-1].name, "enough").run if started else ""
         except ConfigError:  # it has not asked here yet
             return ""
 

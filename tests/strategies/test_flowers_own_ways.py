@@ -206,4 +206,3 @@ def test_a_strategy_that_forgets_to_return_is_told_what_it_must_return(
     with pytest.raises(ConfigError) as refused:
         quick(strategy=strategy, **keys)
     assert str(refused.value) == f"The strategy {words}" and refused.value.exit_code == 2
-    assert not getattr(refused.value, "__notes__", [])

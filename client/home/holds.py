@@ -6,10 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+from polyclinic.client.home.own_files import JOURNAL
 from polyclinic.lines import read_lines
 from polyclinic.wire.messages import ENROL
 
-FOLDER, PAUSED, JOURNAL = "approvals", "paused.json", "journal.jsonl"
+FOLDER, PAUSED = "approvals", "paused.json"
 #: Of the files in the folder; one that is being written begins with a dot.
 FILES = "[!.]*.json"
 

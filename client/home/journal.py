@@ -16,8 +16,8 @@ from typing import Any
 from flwr.app import Context, Error, Message
 from flwr.common.logger import log
 
-from polyclinic.client.home.holds import JOURNAL
 from polyclinic.client.home.marks import charges_since
+from polyclinic.client.home.own_files import JOURNAL
 from polyclinic.client.home.policy import HospitalFile
 from polyclinic.errors import DataError, PolyclinicError
 from polyclinic.lines import append_line

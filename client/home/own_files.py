@@ -11,7 +11,7 @@ from flwr.common.logger import log
 
 from polyclinic.errors import ConfigError, DataError, PolyclinicError
 
-LEDGER, LOCK = "ledger.sqlite", "alone.sqlite"
+LEDGER, LOCK, JOURNAL = "ledger.sqlite", "alone.sqlite", "journal.jsonl"
 _FOLDER, _FILE, _OTHERS = 0o700, 0o600, 0o077
 
 
